@@ -1,0 +1,37 @@
+"""Forms of an operator and how one is chosen.
+
+reference: the recurrence token by token, the ground truth      chunk: parallel in time, any device
+recurrent: the update for decoding                              triton: fused GPU kernels
+"""
+
+import torch
+from torch import Tensor
+
+
+def choose_form(
+    form: str, available: tuple[str, ...], length: int, inputs: tuple[Tensor, ...]
+) -> str:
+    """Resolve "auto" to a form that exists; a form asked for by name is never replaced.
+
+    Args:
+        form: "auto" or the name of a form.
+        available: forms that the operator has.
+        length: positions of the input.
+        inputs: differentiable inputs; a single position without gradients takes "recurrent".
+
+    Raises:
+        ValueError: a form that the operator lacks; the message lists those it has.
+    """
+    if form == "auto":
+        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        if "recurrent" in available and length == 1 and not needs_grad:
+            return "recurrent"
+        return "chunk"
+    if form not in available:
+        raise ValueError(f"form={form!r} does not exist here; choose auto or one of {available}")
+    return form
+
+
+def accumulator(values: Tensor) -> torch.dtype:
+    """The dtype of states and sums: float64 for float64 inputs, else float32."""
+    return torch.float64 if values.dtype == torch.float64 else torch.float32

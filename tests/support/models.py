@@ -1,0 +1,38 @@
+"""Tiny models for tests, built through the same door as training."""
+
+import torch
+from omegaconf import OmegaConf
+
+from fracdna.configuration import compose_configuration
+from fracdna.model.checkpoint import build_model
+
+
+def model_config(mixer, *overrides, experiment="dna_tiny"):
+    """The plain model configuration that the command line would build."""
+    arguments = [f"experiment={experiment}", f"mixer={mixer}", *overrides]
+    return OmegaConf.to_container(compose_configuration("train", arguments).model, resolve=True)
+
+
+def lively(module):
+    """Move every parameter off its initial value, so that zeros and ones hide nothing."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter) * (0.1 + parameter.abs()))
+    return module
+
+
+def tiny_model(mixer, *overrides, dtype=torch.float32):
+    """A dna_tiny model with parameters off their initial values, in evaluation mode."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        model = build_model(model_config(mixer, *overrides))
+    finally:
+        torch.set_default_dtype(default)
+    return lively(model).eval()
+
+
+def mixer_layers(mixer, dtype=torch.float32):
+    """The distinct mixer modules of a tiny model: one for most, each kind for a hybrid."""
+    layers = [block.mixer for block in tiny_model(mixer, dtype=dtype).backbone.blocks]
+    return list({type(layer): layer for layer in layers}.values())
