@@ -1,7 +1,11 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from fracdna_prep.options import PrepareOptions
+from fracdna_prep.prepare import prepare
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +18,33 @@ def shared_data() -> Path:
     if not data.is_dir():
         pytest.skip(f"{data} is not a folder")
     return data
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory) -> Path:
+    """A small prepared genome: three contigs, split by BED, windows of 64 and 256 bases."""
+    folder = tmp_path_factory.mktemp("genome")
+    random = np.random.default_rng(5)
+    sizes = {"one": 40_000, "two": 9_000, "three": 9_100}
+    with (folder / "small.fa").open("w") as fasta:
+        for name, size in sizes.items():
+            # a repeat with mutations: something that a model can learn within a few steps
+            unit = random.choice(list("ACGT"), 7, p=[0.4, 0.1, 0.1, 0.4])
+            bases = np.resize(unit, size)
+            changed = random.random(size) < 0.2
+            bases[changed] = random.choice(list("ACGT"), changed.sum())
+            bases[300:340] = "N"
+            fasta.write(f">{name}\n{''.join(bases)}\n")
+    rows = ["one 0 40000 train", "two 0 9000 valid", "three 0 9100 test"]
+    (folder / "splits.bed").write_text("\n".join(rows).replace(" ", "\t") + "\n")
+    prepare(
+        PrepareOptions(
+            fasta=folder / "small.fa",
+            intervals=folder / "splits.bed",
+            split="bed",
+            length=[64, 256],
+            output=folder / "prepared",
+            progress=False,
+        )
+    )
+    return folder / "prepared"

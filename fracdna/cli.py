@@ -1,0 +1,124 @@
+"""The one command: fracdna VERB key=value ...
+
+Only what a verb needs is imported, when it is needed: help answers within a second.
+"""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fracdna import __version__
+from fracdna_prep.errors import InputError
+
+FINE, ROW_PROBLEMS, REFUSED, INTERRUPTED = 0, 1, 2, 130
+
+
+class Verb(NamedTuple):
+    """One thing that the command does."""
+
+    does: str
+    function: str  # module:function, called with the composed configuration, returns an exit code
+    example: str
+
+
+VERBS = {
+    "prepare": Verb(
+        "FASTA and BED to a genome store and window tables",
+        "fracdna.preparation:run",
+        "fracdna prepare fasta=hg38.fa.gz intervals=sequences.bed split=bed length=[1024,8192] "
+        "output=prepared",
+    ),
+    "train": Verb(
+        "pretrain a model on prepared windows",
+        "fracdna.training.run:train",
+        "fracdna train experiment=dna_7m mixer=frac data.prepared=prepared output=runs/frac",
+    ),
+    "evaluate": Verb(
+        "perplexity by length on the same bases, beside count models",
+        "fracdna.evaluation.run:evaluate",
+        "fracdna evaluate checkpoint=runs/frac/checkpoints/best.ckpt prepared=prepared "
+        "lengths=[1024,65536] output=results",
+    ),
+    "embed": Verb(
+        "hidden states of genomic regions, pooled, to Parquet",
+        "fracdna.embedding:run",
+        "fracdna embed checkpoint=runs/frac/checkpoints/best.ckpt genome=prepared/genome "
+        "regions=peaks.bed output=embeddings.parquet",
+    ),
+    "doctor": Verb(
+        "versions, devices, and what to install for what is missing",
+        "fracdna.doctor:run",
+        "fracdna doctor",
+    ),
+}
+
+
+def main() -> None:
+    """Entry point of the fracdna command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one verb.
+
+    Returns:
+        0 all fine; 1 finished, some rows had problems; 2 refused before work; 130 interrupted.
+    """
+    verb, *overrides = arguments or ["--help"]
+    try:
+        if verb in ("-h", "--help", "help"):
+            print(_overview())
+        elif verb in ("-V", "--version"):
+            print(f"fracdna {__version__}")
+        elif any(word in ("-h", "--help") for word in overrides):
+            print(_help(_known(verb)))
+        else:
+            return _call(_known(verb), overrides)
+    except InputError as error:
+        print(f"fracdna {verb}: {error}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return FINE
+
+
+def _known(verb: str) -> str:
+    """The verb itself, if it exists."""
+    if verb not in VERBS:
+        close = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise InputError(f"there is no such verb; {hint}The verbs are {', '.join(VERBS)}")
+    return verb
+
+
+def _call(verb: str, overrides: list[str]) -> int:
+    """Compose the configuration and hand it to the verb's function."""
+    from fracdna.configuration import compose_configuration
+
+    config = compose_configuration(verb, overrides)
+    module, function = VERBS[verb].function.split(":")
+    return getattr(importlib.import_module(module), function)(config)
+
+
+def _help(verb: str) -> str:
+    """Groups, defaults and an example of one verb."""
+    from fracdna.configuration import describe
+
+    return (
+        f"fracdna {verb}: {VERBS[verb].does}\n\n{describe(verb)}\n\n"
+        f"Example:\n  {VERBS[verb].example}"
+    )
+
+
+def _overview() -> str:
+    """The verbs that exist."""
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:<{width}}  {verb.does}" for name, verb in VERBS.items())
+    return (
+        f"fracdna {__version__}: sequence models of the genome\n\n"
+        f"usage: fracdna VERB key=value ...\n\n{verbs}\n\n"
+        "fracdna VERB --help shows the options of a verb, their defaults and an example."
+    )

@@ -1,0 +1,111 @@
+"""Where the configuration files are, and composing one without touching a device."""
+
+import difflib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fracdna_prep.errors import InputError
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def configs_folder() -> Path:
+    """The folder of YAML files.
+
+    FRACDNA_CONFIGS, else configs/ beside pyproject.toml (a checkout), else the copy in the wheel.
+
+    Raises:
+        InputError: FRACDNA_CONFIGS names no folder.
+    """
+    named = os.environ.get("FRACDNA_CONFIGS")
+    if named:
+        folder = Path(named).resolve()
+        if not folder.is_dir():
+            raise InputError(f"FRACDNA_CONFIGS={named} is not a folder: unset or correct it")
+        return folder
+    checkout = _PACKAGE.parent
+    if (checkout / "pyproject.toml").is_file() and (checkout / "configs").is_dir():
+        return checkout / "configs"
+    return _PACKAGE / "configs"
+
+
+def compose_configuration(verb: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """The configuration of a verb with overrides, in Hydra's syntax.
+
+    Raises:
+        InputError: an override that does not parse, names an unknown key or file, or has a value of
+            another kind than the default.
+    """
+    try:
+        config = _compose(verb, overrides)
+        _check_kinds(_compose(verb, ()), config)
+        OmegaConf.resolve(config)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise InputError(_explain(verb, error)) from error
+    return config
+
+
+def describe(verb: str) -> str:
+    """Groups to choose from and defaults of a verb, for its help."""
+    folder = configs_folder()
+    text = (folder / f"{verb}.yaml").read_text()
+    groups = [
+        (path.name, sorted(choice.stem for choice in path.glob("*.yaml")))
+        for path in sorted(folder.iterdir())
+        if path.is_dir() and f"- {path.name}:" in text
+    ]
+    lines = [f"  {name}=" + "|".join(choices) for name, choices in groups]
+    chosen = ["Groups (choose with group=choice):", *lines, ""] if lines else []
+    defaults = OmegaConf.to_yaml(_compose(verb, ())).rstrip().splitlines()
+    return "\n".join([*chosen, "Defaults (change with key=value):", *(f"  {x}" for x in defaults)])
+
+
+def _compose(verb: str, overrides: Sequence[str]) -> DictConfig:
+    """Hydra's composition, with interpolations left as they are."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(configs_folder()), version_base="1.3"):
+        return compose(verb, overrides=list(overrides))
+
+
+def _explain(verb: str, error: Exception) -> str:
+    """One message of a composition error, with the nearest existing key."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = "; ".join(line for line in lines if "provider=" not in line)
+    message = message.replace("; Config search path:", "").replace("':; ", "': ")
+    if "Could not override" in message and "'" in message:
+        key = message.split("'")[1]
+        known = [name for name, _ in _leaves(_compose(verb, ()))]
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        return f"there is no option {key!r}; {hint}`fracdna {verb} --help` lists all options"
+    return message
+
+
+def _leaves(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of a configuration, interpolations as text."""
+    for name, value in OmegaConf.to_container(config, resolve=False).items():
+        if isinstance(value, dict):
+            yield from _leaves(OmegaConf.create(value), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _check_kinds(default: DictConfig, config: DictConfig) -> None:
+    """A number or a switch stays one: steps=many is refused here, not an hour later."""
+    kinds = {bool: "true or false", int: "a whole number", float: "a number"}
+    now = dict(_leaves(config))
+    for name, value in _leaves(default):
+        kind, given = type(value), now.get(name, value)
+        if kind not in kinds or given is None or str(given).startswith("${"):
+            continue
+        allowed = (int, float) if kind is float else (kind,)
+        if not isinstance(given, allowed) or (kind is not bool and isinstance(given, bool)):
+            raise InputError(f"{name}={given} needs {kinds[kind]}")

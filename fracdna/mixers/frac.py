@@ -1,0 +1,180 @@
+"""FRAC: exponential modes at geometric time scales, driven by fractional-order routing."""
+
+import math
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fracdna.mixers.mixer import Mixer, Shared, convolution_tail, valid_positions
+from fracdna.model.layers import linear
+from fracdna_kernels import frac_gates, frac_scan, gated_rms_norm, short_convolution
+
+
+class FracState(NamedTuple):
+    """What FRAC carries from one position to the next."""
+
+    memory: Tensor  # (batch, heads, modes, value width) float32
+    convolution: Tensor  # (batch, inner width, taps - 1) float32, inputs of the convolution
+
+
+class Frac(Mixer):
+    """The FRAC layer as published; methods and letters are those of docs/derivation.md.
+
+    Args:
+        d_model: width of the stream, D.
+        layer_index: number of the layer (unused: all layers are alike).
+        num_layers: depth of the network (unused: FRAC's output map is not rescaled).
+        num_heads: H; the value width is V = E / H.
+        num_modes: M, time scales from tau_range, geometric.
+        expand: E = expand * D.
+        conv_width: taps of the causal convolution.
+        tau_range: slowest and fastest time scale, in positions of the clock.
+        alpha_range: bounds of the fractional order.
+        lam_range: bounds of the relaxation strength.
+        delta_range: bounds of the step.
+        gain: "dc" as published, or "zoh", the exact zero-order hold.
+        read_gain_init: initial logit of the factor on the read residual.
+        write_gain_init: initial logit of the factor on the write residual.
+        fixed_alpha: ablation alpha1: alpha = 1 everywhere, its outputs are removed.
+        read_prior: ablation no_read_prior when false.
+        write_prior: ablation no_write_prior when false.
+        form: form of frac_scan.
+
+    Raises:
+        ValueError: an inner width that the heads do not divide.
+
+    Source: arXiv 2609.36314.
+    """
+
+    no_weight_decay: ClassVar[frozenset[str]] = frozenset({"skip"})
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        num_heads: int,
+        layer_index: int = 0,
+        num_layers: int = 1,
+        num_modes: int = 16,
+        expand: int = 2,
+        conv_width: int = 4,
+        tau_range: tuple[float, float] = (1.0, 131072.0),
+        alpha_range: tuple[float, float] = (0.1, 0.9),
+        lam_range: tuple[float, float] = (0.25, 4.0),
+        delta_range: tuple[float, float] = (1e-4, 1.0),
+        gain: str = "dc",
+        read_gain_init: float = -1.0,
+        write_gain_init: float = math.log(0.25 / 0.75),
+        fixed_alpha: bool = False,
+        read_prior: bool = True,
+        write_prior: bool = True,
+        form: str = "auto",
+    ) -> None:
+        super().__init__()
+        inner = expand * d_model
+        if inner % num_heads:
+            raise ValueError(f"num_heads={num_heads} does not divide the inner width {inner}")
+        self.d_model, self.num_heads, self.num_modes = d_model, num_heads, num_modes
+        self.value_width, self.fixed_alpha, self.form = inner // num_heads, fixed_alpha, form
+        self.routing = {
+            "gain": gain,
+            "read_prior": read_prior,
+            "write_prior": write_prior,
+            "delta_range": tuple(delta_range),
+            "alpha_range": tuple(alpha_range),
+            "lam_range": tuple(lam_range),
+        }
+        self.in_projection = linear(d_model, 2 * inner)
+        self.conv_weight = nn.Parameter(torch.randn(inner, conv_width) * 0.02)
+        self.conv_bias = nn.Parameter(torch.zeros(inner))
+        self.dynamics = linear(inner, (2 if fixed_alpha else 3) * num_heads, bias=True)
+        self.routes = linear(inner, 2 * num_heads * num_modes)
+        self.dt_bias = nn.Parameter(torch.zeros(num_heads))
+        self.read_gain = nn.Parameter(torch.tensor(float(read_gain_init)))
+        self.write_gain = nn.Parameter(torch.tensor(float(write_gain_init)))
+        self.skip = nn.Parameter(torch.zeros(num_heads, self.value_width))
+        self.norm_weight = nn.Parameter(torch.ones(inner))
+        self.out_projection = linear(inner, d_model)
+        fastest, slowest = map(math.log, tau_range)
+        log_tau = torch.linspace(fastest, slowest, num_modes, dtype=torch.float64)
+        self.register_buffer("log_tau", log_tau.to(self.skip.dtype), persistent=False)
+
+    def forward(
+        self, x: Tensor, *, cu_seqlens: Tensor | None = None, shared: Shared | None = None
+    ) -> Tensor:
+        """See Mixer.forward."""
+        return self._mix(x, None, cu_seqlens, None)[0]
+
+    def initial_state(self, batch: int) -> FracState:
+        """An empty memory."""
+        inner, taps = self.conv_weight.shape
+        zeros = self.norm_weight.new_zeros
+        return FracState(
+            zeros(batch, self.num_heads, self.num_modes, self.value_width),
+            zeros(batch, inner, taps - 1),
+        )
+
+    def step(
+        self,
+        x: Tensor,
+        state: FracState,
+        *,
+        lengths: Tensor | None = None,
+        shared: Shared | None = None,
+    ) -> tuple[Tensor, FracState]:
+        """See Mixer.step."""
+        return self._mix(x, state, None, lengths)
+
+    def state_size(self) -> int:
+        """Memory E M plus the convolution's tail."""
+        inner, taps = self.conv_weight.shape
+        return inner * self.num_modes + inner * (taps - 1)
+
+    def _mix(
+        self, x: Tensor, state: FracState | None, cu_seqlens: Tensor | None, lengths: Tensor | None
+    ) -> tuple[Tensor, FracState]:
+        """Project, convolve, route, scan, gate: whole sequences or a continuation."""
+        memory, tail = (None, None) if state is None else state
+        inputs, gate = self.in_projection(x).chunk(2, dim=-1)
+        mixed, next_tail = short_convolution(
+            inputs, self.conv_weight, self.conv_bias, activation="silu",
+            initial_state=tail, cu_seqlens=cu_seqlens,
+        )  # fmt: skip
+        if lengths is not None:
+            next_tail = convolution_tail(tail, inputs, lengths)
+        u, read, write = self.gates(inputs, mixed)
+        if lengths is not None:
+            # a pad must neither write nor let the clock advance
+            valid = valid_positions(lengths, x.shape[1])[..., None]
+            u, write = torch.where(valid, u, 0.0), torch.where(valid[..., None], write, 0.0)
+        values = mixed.unflatten(-1, (self.num_heads, self.value_width))
+        output, memory = frac_scan(
+            values, write, read, u, self.log_tau,
+            initial_state=memory, cu_seqlens=cu_seqlens, form=self.form,
+        )  # fmt: skip
+        output = gated_rms_norm(
+            output.flatten(2), gate, self.norm_weight, skip=(mixed, self.skip.flatten())
+        )
+        return self.out_projection(output), FracState(memory, next_tail)
+
+    def gates(self, inputs: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The clock and the routing of every position and head.
+
+        Args:
+            inputs: (batch, length, inner), before the convolution.
+            mixed: (batch, length, inner), after it.
+
+        Returns:
+            u (batch, length, heads) float32, read and write (batch, length, heads, modes).
+        """
+        with torch.autocast(inputs.device.type, enabled=False):
+            # the clock is exponential in these three: their map stays in full precision
+            exact = inputs.to(self.dynamics.weight.dtype)
+            parts = self.dynamics(exact).chunk(2 if self.fixed_alpha else 3, dim=-1)
+        delta, alpha, lam = (parts[0], None, parts[1]) if self.fixed_alpha else parts
+        routes = self.routes(mixed).unflatten(-1, (2, self.num_heads, self.num_modes))
+        return frac_gates(
+            delta, alpha, lam, routes[..., 0, :, :], routes[..., 1, :, :], self.log_tau,
+            self.dt_bias, self.read_gain, self.write_gain, **self.routing,
+        )  # fmt: skip

@@ -1,0 +1,121 @@
+"""Token ids to hidden states: embedding, blocks, final norm."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fracdna.mixers.mixer import Mixer
+from fracdna.model.block import Block
+from fracdna_prep.vocabulary import DNA
+
+Observer = Callable[[int, Tensor], None]
+
+
+class Backbone(nn.Module):
+    """The trunk of every model.
+
+    Args:
+        d_model: width of the stream.
+        num_layers: number of blocks.
+        mixer: called with d_model, layer_index and num_layers, once per block.
+        norm: called with a width.
+        mlp: called with d_model and num_layers, once per block; None: blocks without an MLP.
+        vocabulary_rows: rows of the embedding; None: those of the DNA vocabulary.
+        activation_checkpointing: recompute each block in the backward pass instead of keeping its
+            activations; parameter names stay the same.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_layers: int,
+        mixer: Callable[..., Mixer],
+        norm: Callable[[int], nn.Module],
+        mlp: Callable[..., nn.Module] | None = None,
+        vocabulary_rows: int | None = None,
+        activation_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.activation_checkpointing = activation_checkpointing
+        self.embedding = nn.Embedding(vocabulary_rows or DNA.rows, d_model)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.blocks = nn.ModuleList(
+            Block(
+                d_model,
+                mixer(d_model=d_model, layer_index=index, num_layers=num_layers),
+                norm,
+                None if mlp is None else mlp(d_model=d_model, num_layers=num_layers),
+            )
+            for index in range(num_layers)
+        )
+        self.final_norm = norm(d_model)
+
+    def forward(
+        self, ids: Tensor, *, cu_seqlens: Tensor | None = None, observe: Observer | None = None
+    ) -> Tensor:
+        """Hidden states of whole sequences.
+
+        Args:
+            ids: (batch, length), any integer dtype.
+            cu_seqlens: (sequences + 1,) bounds of packed sequences, needs batch 1.
+            observe: called with 0 and the embedding, then with n and the stream after block n.
+
+        Returns:
+            (batch, length, d_model), after the final norm.
+        """
+        shared: dict[str, Tensor] = {}
+        x = self.embedding(ids.long())
+        _tell(observe, 0, x)
+        for number, block in enumerate(self.blocks, start=1):
+            if self.activation_checkpointing and self.training:
+                x = checkpoint(block, x, cu_seqlens, shared, use_reentrant=False)
+            else:
+                x = block(x, cu_seqlens, shared)
+            _tell(observe, number, x)
+        return self.final_norm(x)
+
+    def initial_state(self, batch: int) -> list[Any]:
+        """An empty state for every layer."""
+        return [block.mixer.initial_state(batch) for block in self.blocks]
+
+    def step(
+        self,
+        ids: Tensor,
+        state: list[Any],
+        *,
+        lengths: Tensor | None = None,
+        observe: Observer | None = None,
+    ) -> tuple[Tensor, list[Any]]:
+        """Carry on from a state over one or more positions.
+
+        Args:
+            ids: (batch, length).
+            state: from initial_state or the previous step; not changed.
+            lengths: (batch,) valid positions of right-padded rows; None: all.
+            observe: as in forward.
+
+        Returns:
+            (batch, length, d_model) after the final norm, and the new state.
+        """
+        shared: dict[str, Tensor] = {}
+        x = self.embedding(ids.long())
+        _tell(observe, 0, x)
+        after = []
+        for number, (block, before) in enumerate(zip(self.blocks, state, strict=True), start=1):
+            x, carried = block.step(x, before, lengths, shared)
+            after.append(carried)
+            _tell(observe, number, x)
+        return self.final_norm(x), after
+
+    def state_size(self) -> int:
+        """Scalars carried per sequence by all layers; per position where a cache grows."""
+        return sum(block.mixer.state_size() for block in self.blocks)
+
+
+def _tell(observe: Observer | None, layer: int, x: Tensor) -> None:
+    """Show a layer's stream to whoever asked for it."""
+    if observe is not None:
+        observe(layer, x)

@@ -1,0 +1,63 @@
+"""Small layers shared by all models: norm, gated MLP, rotary angles, linear maps."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+
+class RMSNorm(nn.RMSNorm):
+    """weight * x / rms(x) over the last axis, without bias."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__(width, eps=eps)
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = False, std: float = 0.02) -> nn.Linear:
+    """A linear map with weights N(0, std) and biases 0."""
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.normal_(layer.weight, std=std)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def residual_std(num_layers: int, std: float = 0.02) -> float:
+    """Standard deviation of a map into the residual stream of a network of that depth."""
+    return std / (2 * num_layers) ** 0.5
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU: W_down(silu(W_gate x) * W_up x), no biases."""
+
+    def __init__(self, d_model: int, *, width: int, num_layers: int = 1) -> None:
+        super().__init__()
+        self.gate_projection = linear(d_model, width)
+        self.up_projection = linear(d_model, width)
+        self.down_projection = linear(width, d_model, std=residual_std(num_layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, d_model) to the same shape."""
+        return self.down_projection(silu(self.gate_projection(x)) * self.up_projection(x))
+
+
+def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
+    """Rotary position: pairs (i, i + K/2) turn by positions * base^(-2i/K).
+
+    Args:
+        x: (batch, length, heads, K), K even.
+        positions: (batch, length) or (length,), counted from 0.
+        base: wave-length base.
+
+    Returns:
+        x rotated, in its dtype; angles in float64, since at a million positions float32 loses them.
+
+    Source: arXiv 2104.09864.
+    """
+    half = x.shape[-1] // 2
+    frequency = base ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
+    angle = positions[..., None].double() * frequency
+    exact = torch.promote_types(x.dtype, torch.float32)
+    sine, cosine = (f(angle)[..., None, :].to(exact) for f in (torch.sin, torch.cos))
+    first, second = x[..., :half].to(exact), x[..., half:].to(exact)
+    turned = torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
+    return turned.to(x.dtype)

@@ -1,0 +1,216 @@
+"""What happens around the steps of a run: progress, curve, interruption, random state."""
+
+import math
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from tqdm import tqdm
+
+from fracdna.training.curve import CurvePoint, TrainingCurve
+
+
+class Interrupted(Exception):
+    """A run was asked to stop and has saved where it is."""
+
+
+class NotFinite(RuntimeError):
+    """The loss is no number any more."""
+
+
+def step_complete(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Whether the batch that just ended completed an optimizer step."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+
+
+class StopOnSignal(Callback):
+    """Ctrl-C or SIGTERM: finish the step, save, stop. A second Ctrl-C stops at once.
+
+    Args:
+        path: checkpoint to write.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.asked = path, False
+        self._previous: dict[int, Any] = {}
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take over the signals; only the main thread may."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._previous[number] = signal.signal(number, self._ask)
+            except ValueError:
+                return
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Stop where gradients are not half gathered, on all devices together."""
+        if not step_complete(trainer, batch_idx):
+            return
+        if trainer.strategy.reduce_boolean_decision(self.asked, all=False):
+            trainer.save_checkpoint(self.path, weights_only=False)
+            raise Interrupted
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Give the signals back."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        """Remember the wish; a second one is not polite any more."""
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        print("\nstopping after this step; once more stops at once", file=sys.stderr)
+
+
+class RandomState(Callback):
+    """Random generators travel with the checkpoint, so that dropout too repeats after a resume."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """States of the CPU's and the GPUs' generators."""
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        return {"cpu": torch.get_rng_state(), "cuda": cuda}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Put them back, where as many GPUs are there."""
+        torch.set_rng_state(state_dict["cpu"])
+        if len(state_dict["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(state_dict["cuda"])
+
+
+class Monitor(Callback):
+    """Progress bar with bases/s and time left, training curve, and a stop when the loss is NaN.
+
+    Args:
+        curve_path: CSV file of the curve; the picture stands beside it.
+        bases_per_step: bases of one optimizer step over all devices.
+        bases_per_epoch: bases of one pass over the training windows.
+        every: optimizer steps between two rows.
+        title: of the picture.
+        progress: show the bar.
+    """
+
+    def __init__(
+        self,
+        curve_path: Path,
+        *,
+        bases_per_step: int,
+        bases_per_epoch: int,
+        every: int,
+        title: str,
+        progress: bool = True,
+    ) -> None:
+        self.path, self.every, self.title, self.progress = curve_path, every, title, progress
+        self.bases_per_step, self.bases_per_epoch = bases_per_step, bases_per_epoch
+        self.earlier_seconds = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Open curve and bar where the run stands."""
+        step = trainer.global_step
+        self.curve = TrainingCurve(self.path, step) if trainer.is_global_zero else None
+        if self.curve and self.curve.points:
+            self.earlier_seconds = self.curve.points[-1].seconds
+        self.started = self.marked = time.monotonic()
+        self.marked_step = step
+        self.bar = tqdm(
+            total=trainer.max_steps * self.bases_per_step,
+            initial=step * self.bases_per_step,
+            unit="base",
+            unit_scale=True,
+            desc=self.title,
+            disable=not (self.progress and trainer.is_global_zero),
+            mininterval=0.5 if sys.stderr.isatty() else 15.0,
+            dynamic_ncols=True,
+        )
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Advance the bar; write a row at its turn."""
+        if not step_complete(trainer, batch_idx):
+            return
+        self.bar.update(self.bases_per_step)
+        step = trainer.global_step
+        if step % self.every and step != trainer.max_steps:
+            return
+        nll = float(pl_module.training_likelihood.compute())
+        counted = int(pl_module.training_likelihood.tokens)
+        pl_module.training_likelihood.reset()
+        if counted and not math.isfinite(nll):
+            raise NotFinite(
+                f"the loss is {nll} at step {step}: resume from a periodic checkpoint with a lower "
+                "optimizer.lr, or train in float32 with trainer.precision=32-true"
+            )
+        now = time.monotonic()
+        rate = (step - self.marked_step) * self.bases_per_step / max(now - self.marked, 1e-9)
+        self.marked, self.marked_step = now, step
+        known = nll if counted else None
+        self._record(
+            trainer,
+            bases_per_second=rate,
+            learning_rate=trainer.optimizers[0].param_groups[0]["lr"],
+            train_nll=known,
+            train_perplexity=None if known is None else math.exp(known),
+        )
+        for name, value in (("nll", known), ("bases_per_second", rate)):
+            for logger in trainer.loggers if value is not None else ():
+                logger.log_metrics({f"train/{name}": value}, step=step)
+        if known is not None:
+            self.bar.set_postfix_str(f"perplexity {math.exp(known):.3f}")
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the validation's row and draw; validating takes no part in bases per second."""
+        if trainer.sanity_checking:
+            return
+        nll = float(trainer.callback_metrics["validation/nll"])
+        self._record(trainer, validation_nll=nll, validation_perplexity=math.exp(nll))
+        self.marked = time.monotonic()
+        if self.curve:
+            self.curve.draw(self.path.with_suffix(".png"), self.title)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draw the whole curve."""
+        self.bar.close()
+        if self.curve:
+            self.curve.draw(self.path.with_suffix(".png"), self.title)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Leave the terminal tidy."""
+        if hasattr(self, "bar"):
+            self.bar.close()
+
+    def _record(self, trainer: pl.Trainer, **values: float | None) -> None:
+        """Add a row at the present step."""
+        if self.curve is None:
+            return
+        bases = trainer.global_step * self.bases_per_step
+        self.curve.add(
+            CurvePoint(
+                step=trainer.global_step,
+                bases=bases,
+                epoch=bases / self.bases_per_epoch,
+                seconds=self.earlier_seconds + time.monotonic() - self.started,
+                **values,
+            )
+        )

@@ -1,0 +1,96 @@
+"""The training curve as it grows: CSV always, a picture at every validation."""
+
+import csv
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from fracdna_prep.files import atomic_file
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One row of metrics.csv; nats per base, None where a value was not measured at that step."""
+
+    step: int
+    bases: int
+    epoch: float
+    seconds: float
+    bases_per_second: float | None = None
+    learning_rate: float | None = None
+    train_nll: float | None = None
+    train_perplexity: float | None = None
+    validation_nll: float | None = None
+    validation_perplexity: float | None = None
+
+
+class TrainingCurve:
+    """Rows of a run, kept in a CSV file that a resumed run continues.
+
+    Args:
+        path: of the CSV file.
+        step: where a resumed run stands: rows after it, from before an interruption, are dropped.
+    """
+
+    def __init__(self, path: Path, step: int = 0) -> None:
+        self.path = path
+        self.points = [p for p in read_curve(path) if p.step <= step] if path.exists() else []
+        self._write()
+
+    def add(self, point: CurvePoint) -> None:
+        """Append a row to the file."""
+        self.points.append(point)
+        with self.path.open("a", newline="") as file:
+            csv.writer(file).writerow(_texts(point))
+
+    def _write(self) -> None:
+        """Write all rows."""
+        with atomic_file(self.path) as temporary, temporary.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(field.name for field in fields(CurvePoint))
+            writer.writerows(_texts(point) for point in self.points)
+
+    def draw(self, path: Path, title: str) -> None:
+        """Perplexity against bases seen, training and validation, as PNG."""
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        axes = figure.add_subplot()
+        for name, label, style in (
+            ("train_perplexity", "training", {"lw": 1.2, "alpha": 0.8}),
+            ("validation_perplexity", "validation", {"marker": "o", "ms": 3.5}),
+        ):
+            points = [(p.bases, getattr(p, name)) for p in self.points]
+            points = [(x, y) for x, y in points if y is not None]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=label, **style)
+        axes.axhline(4.0, color="0.6", lw=0.8, ls=":")
+        axes.annotate("uniform", (0.995, 4.0), xycoords=("axes fraction", "data"), ha="right",
+                      va="bottom", fontsize=8, color="0.4")  # fmt: skip
+        axes.set(xlabel="bases seen", ylabel="perplexity", title=title)
+        axes.grid(alpha=0.25)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False)
+        with atomic_file(path) as temporary:
+            figure.savefig(temporary, dpi=150)
+
+
+def read_curve(path: Path) -> list[CurvePoint]:
+    """Rows of a metrics.csv; a last line cut off by a crash is left out."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    whole = [row for row in rows if None not in row.values()]
+    return [
+        CurvePoint(**{name: _number(name, text) for name, text in row.items()}) for row in whole
+    ]
+
+
+def _number(name: str, text: str) -> float | int | None:
+    """A cell as the type of its column."""
+    if text == "":
+        return None
+    return int(text) if name in ("step", "bases") else float(text)
+
+
+def _texts(point: CurvePoint) -> list[str]:
+    """Cells of a row; numbers keep all their digits."""
+    return ["" if value is None else repr(value) for value in asdict(point).values()]

@@ -1,0 +1,81 @@
+"""Next-base pretraining as a Lightning module."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from fracdna.data.dataset import Batch
+from fracdna.data.objectives import IGNORED, next_base
+from fracdna.evaluation.likelihood import TokenLikelihood, token_nll
+from fracdna.model.checkpoint import description
+from fracdna.model.heads import LanguageModel
+from fracdna.training.optimizer import build_optimizer, warmup_cosine
+
+
+class LanguageModelling(pl.LightningModule):
+    """Trains a language model on windows of ids.
+
+    Args:
+        model: the network.
+        optimizer: called with parameter groups.
+        weight_decay: on matrices only.
+        steps: optimizer steps of the run.
+        warmup: share of the steps with a rising learning rate.
+        final: factor on the learning rate at the end.
+        soft_mask_weight: weight of soft-masked bases in the training loss, 0 to 1.
+        recipe: plain values that a resumed run must repeat.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        weight_decay: float,
+        steps: int,
+        warmup: float,
+        final: float,
+        soft_mask_weight: float = 1.0,
+        recipe: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.build_optimizer = partial(build_optimizer, model, optimizer, weight_decay)
+        self.factor = partial(warmup_cosine, steps=steps, warmup=warmup, final=final)
+        self.soft_mask_weight = soft_mask_weight
+        self.recipe = recipe or {}
+        self.training_likelihood = TokenLikelihood()
+        self.validation_likelihood = TokenLikelihood()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Mean nats over the counted bases, soft-masked ones weighed."""
+        inputs, targets = next_base(batch["ids"])
+        nll = token_nll(self.model(inputs), targets)
+        self.training_likelihood.update(nll, targets)
+        weight = (targets != IGNORED).to(nll.dtype)
+        if "soft_mask" in batch:
+            weight = torch.where(batch["soft_mask"], self.soft_mask_weight * weight, weight)
+        return (nll * weight).sum() / weight.sum().clamp(min=1.0)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Add a batch to the validation likelihood."""
+        inputs, targets = next_base(batch["ids"])
+        self.validation_likelihood.update(self.model(inputs), targets)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metric object: sums, not means, are reduced over devices, and then reset."""
+        self.log("validation/nll", self.validation_likelihood)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """The optimizer, and a schedule that moves with every optimizer step."""
+        optimizer = self.build_optimizer()
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Make the file one that load_model opens: plain configuration beside the weights."""
+        checkpoint["fracdna"] = description(self.model) | {"recipe": self.recipe}

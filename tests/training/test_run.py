@@ -1,0 +1,208 @@
+"""A run through the command: what it writes, how it stops, how it goes on."""
+
+import csv
+import json
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from fracdna import cli
+from fracdna.data.dataset import WindowDataset
+from fracdna.model.checkpoint import load_model, weights_hash
+from fracdna.training.callbacks import Monitor
+
+SMALL = [
+    "data.length=64", "data.bases_per_step=512", "data.validation_bases=2048",
+    "model.d_model=16", "model.num_layers=2", "log_every=1", "progress=false",
+]  # fmt: skip
+
+
+def train(prepared, output, *overrides):
+    arguments = [f"data.prepared={prepared}", f"output={output}", *SMALL, *overrides]
+    return cli.run(["train", *arguments])
+
+
+def curve_rows(output):
+    with (output / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The (epoch, index) samples that reach the model, batch by batch."""
+    batches = []
+    original = WindowDataset.__getitems__
+
+    def remember(self, samples):
+        if self.reverse_complement:
+            batches.append(list(samples))
+        return original(self, samples)
+
+    monkeypatch.setattr(WindowDataset, "__getitems__", remember)
+    return batches
+
+
+@pytest.fixture
+def interrupt_at(monkeypatch):
+    """Send this process Ctrl-C while a step is under way."""
+
+    def arm(step):
+        original = Monitor.on_train_batch_end
+
+        def press(self, trainer, *arguments):
+            original(self, trainer, *arguments)
+            if trainer.global_step == step:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        monkeypatch.setattr(Monitor, "on_train_batch_end", press)
+        return original
+
+    return arm
+
+
+@pytest.mark.parametrize("mixer", ["frac", "attention"])
+def test_a_run_learns_and_leaves_everything_behind(prepared, tmp_path, mixer):
+    """Falling loss; best, periodic and last checkpoints; curve as CSV and PNG; logs; summary."""
+    output = tmp_path / "run"
+    overrides = ["steps=40", "validate_every=20", "checkpoint_every=20", f"mixer={mixer}"]
+    assert train(prepared, output, *overrides, "optimizer.lr=5e-3") == 0
+    names = {p.name for p in (output / "checkpoints").iterdir()}
+    assert names == {"best.ckpt", "last.ckpt", "step-00000020.ckpt", "step-00000040.ckpt"}
+    assert (output / "metrics.png").read_bytes().startswith(b"\x89PNG")
+    assert list((output / "tensorboard").glob("events.*"))
+    assert json.loads((output / "summary.json").read_text())["complete"] is True
+    rows = curve_rows(output)
+    losses = [float(r["train_nll"]) for r in rows if r["train_nll"]]
+    validations = [float(r["validation_nll"]) for r in rows if r["validation_nll"]]
+    assert len(losses) == 40
+    assert losses[-1] < losses[0] - 0.3
+    assert len(validations) == 2
+    assert validations[1] < validations[0]
+
+
+@pytest.mark.parametrize("options", [[], ["data.workers=2"], ["data.bases_per_batch=128"]], ids=str)
+def test_resume_continues_with_the_bases_of_an_unbroken_run(
+    prepared, tmp_path, seen, interrupt_at, monkeypatch, options
+):
+    """Case 43: stopped in the middle of an epoch, a resumed run repeats and skips nothing.
+
+    With workers, with accumulation, and to the last bit of the weights.
+    """
+    recipe = ["steps=12", "validate_every=5", "checkpoint_every=100", *options]
+    assert train(prepared, tmp_path / "whole", *recipe) == 0
+    whole = list(seen)
+    seen.clear()
+    with monkeypatch.context():
+        original = interrupt_at(7)
+        assert train(prepared, tmp_path / "parts", *recipe) == 130
+        monkeypatch.setattr(Monitor, "on_train_batch_end", original)
+    assert train(prepared, tmp_path / "parts", *recipe, "resume=true") == 0
+    if "data.workers=2" not in options:  # workers fetch in processes of their own
+        assert seen == whole
+    hashes = {
+        weights_hash(load_model(tmp_path / run / "checkpoints" / "last.ckpt"))
+        for run in ("whole", "parts")
+    }
+    assert len(hashes) == 1
+    whole, parts = (
+        [(row["step"], row["train_nll"]) for row in curve_rows(tmp_path / run)]
+        for run in ("whole", "parts")
+    )
+    assert whole == parts
+
+
+def test_resume_crosses_epochs(prepared, tmp_path, seen):
+    """Periodic checkpoints of a run over several epochs are as good a start."""
+    recipe = ["steps=200", "validate_every=200", "data.bases_per_step=512", "checkpoint_every=90"]
+    assert train(prepared, tmp_path / "whole", *recipe) == 0
+    assert {epoch for batch in seen for epoch, _ in batch} == {0, 1, 2}
+    last = tmp_path / "whole" / "checkpoints" / "last.ckpt"
+    whole = weights_hash(load_model(last))
+    (tmp_path / "whole" / "checkpoints" / "step-00000180.ckpt").replace(last)
+    assert train(prepared, tmp_path / "whole", *recipe, "resume=true") == 0
+    assert weights_hash(load_model(last)) == whole
+
+
+def test_a_folder_with_a_run_is_not_overwritten(prepared, tmp_path, capsys):
+    assert train(prepared, tmp_path / "run", "steps=2") == 0
+    before = (tmp_path / "run" / "checkpoints" / "last.ckpt").read_bytes()
+    assert train(prepared, tmp_path / "run", "steps=2") == 2
+    assert "resume=true" in capsys.readouterr().err
+    assert train(prepared, tmp_path / "run", "steps=3", "resume=true") == 2
+    assert "steps: 2 there, 3 now" in capsys.readouterr().err
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.length=65", "no windows of 65 bases"),
+        ("data.bases_per_step=100", "not a multiple"),
+        ("model.mixer.num_heads=3", "num_heads=3 does not divide"),
+        ("+model.mixer.colour=red", "colour"),
+        ("data.prepared=null", "data.prepared is not set"),
+        ("trainer.accelerator=cuda", "cuda"),
+        ("trainer.devices=0", "devices"),
+    ],
+)
+def test_refusals_come_before_anything_is_written(prepared, tmp_path, capsys, override, message):
+    """Exit code 2, one message that names the value, no output folder."""
+    assert train(prepared, tmp_path / "run", "steps=1", override) == 2
+    error = capsys.readouterr().err
+    assert message.lower() in error.lower()
+    assert "Traceback" not in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_bf16_compute_stays_finite_and_falls(prepared, tmp_path):
+    """Case 40: 50 steps of bf16 compute on float32 master weights."""
+    output = tmp_path / "run"
+    assert train(prepared, output, "steps=50", "trainer.precision=bf16-mixed") == 0
+    rows = curve_rows(output)
+    losses = [float(r["train_nll"]) for r in rows if r["train_nll"]]
+    assert losses[-1] < losses[0]
+    content = torch.load(output / "checkpoints" / "last.ckpt", weights_only=True)
+    assert {w.dtype for w in content["state_dict"].values() if w.is_floating_point()} <= {
+        torch.float32, torch.float64,
+    }  # fmt: skip
+
+
+def test_a_loss_that_is_no_number_ends_the_run(prepared, tmp_path):
+    """With the step and what to do; nothing goes on training in silence."""
+    with pytest.raises(RuntimeError, match=r"step \d+: resume from"):
+        train(prepared, tmp_path / "run", "steps=30", "optimizer.lr=1e30", "schedule.warmup=0")
+
+
+def test_signals_are_given_back(prepared, tmp_path):
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    assert train(prepared, tmp_path / "run", "steps=1") == 0
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_training_works_outside_the_main_thread(prepared, tmp_path):
+    """Signals belong to the main thread: elsewhere the run goes without them."""
+    codes = []
+    thread = threading.Thread(
+        target=lambda: codes.append(train(prepared, tmp_path / "run", "steps=1"))
+    )
+    thread.start()
+    thread.join()
+    assert codes == [0]
+
+
+def test_soft_masked_bases_can_weigh_less(tmp_path):
+    """soft_mask_weight=0 on a genome in lower case leaves no loss, hence no change of weights."""
+    (tmp_path / "low.fa").write_text(">c\n" + "acgt" * 1000 + "\n")
+    (tmp_path / "s.bed").write_text("c\t0\t3000\ttrain\nc\t3000\t4000\tvalid\n")
+    arguments = [f"fasta={tmp_path / 'low.fa'}", f"intervals={tmp_path / 's.bed'}", "length=[64]"]
+    assert cli.run(["prepare", *arguments, f"output={tmp_path / 'p'}", "progress=false"]) == 0
+    hashes = []
+    for weight in (0.0, 1.0):
+        output = tmp_path / f"run{weight}"
+        plain = [f"soft_mask_weight={weight}", "steps=3", "optimizer.weight_decay=0"]
+        assert train(tmp_path / "p", output, *plain) == 0
+        hashes.append(weights_hash(load_model(output / "checkpoints" / "last.ckpt")))
+    assert hashes[0] != hashes[1]
