@@ -1,0 +1,1 @@
+"""Genomes and files: from FASTA and BED to a memory-mapped store and window tables."""

@@ -1,0 +1,130 @@
+"""Writing files so that a reader never meets half of one."""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from fracdna_prep.errors import InputError
+
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def sha256_file(path: Path | str) -> str:
+    """The SHA-256 of a file's bytes, as hexadecimal text."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def writing_refusals(path: Path) -> Iterator[None]:
+    """Turns "permission denied" and "no space left" while writing `path` into an InputError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NOT_WRITABLE:
+            raise InputError(
+                f"no permission to write {error.filename or path} ({error.strerror}): name a "
+                "folder that you may write to"
+            ) from error
+        if error.errno == errno.ENOSPC:
+            raise InputError(f"no space left while writing {path}: free some space") from error
+        raise
+
+
+def check_writable(path: Path | str) -> None:
+    """Refuses a file or folder to be written where the first existing folder above it forbids it.
+
+    Raises:
+        InputError: no permission.
+    """
+    existing = Path(path).absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(
+            f"no permission to write {path}: {existing} is read-only for this user; name a folder "
+            "that you may write to"
+        )
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path | str) -> Iterator[Path]:
+    """A temporary name beside `path`, renamed to it when the block ends well, removed otherwise.
+
+    Nothing is created under the temporary name, so the file gets the usual permissions. The name
+    keeps the suffixes of `path`, because some writers choose a format by them.
+
+    Raises:
+        InputError: the folder cannot be written or is full.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
+    with writing_refusals(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_directory(path: Path | str) -> Iterator[Path]:
+    """A temporary folder beside `path`, renamed to it when the block ends well, removed otherwise.
+
+    Raises:
+        InputError: `path` exists and is not an empty folder, or cannot be written.
+    """
+    path = Path(path)
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise InputError(f"{path} exists already: remove it or name another folder")
+    temporary = path.with_name(f"{scratch_prefix(path)}{secrets.token_hex(4)}")
+    with writing_refusals(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.mkdir()
+            yield temporary
+            temporary.rename(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def scratch_prefix(path: Path) -> str:
+    """How the temporary folders of atomic_directory(path) begin."""
+    return f".{path.name}.partial-"
+
+
+@contextlib.contextmanager
+def exclusive_lock(path: Path | str) -> Iterator[None]:
+    """Holds the lock file `path`; a second holder, in any process, waits. The file is removed.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    path = Path(path)
+    with writing_refusals(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = _locked_handle(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _locked_handle(path: Path) -> int:
+    while True:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        # The last holder may have removed the file while this one waited for it: then the lock
+        # held here is on a file that nobody else can find.
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(handle).st_ino == path.stat().st_ino:
+                return handle
+        os.close(handle)

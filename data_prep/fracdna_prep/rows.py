@@ -1,0 +1,181 @@
+"""The input intervals of a preparation: named as in the genome, split, and judged."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fracdna_prep.bed import BedTable, read_bed
+from fracdna_prep.errors import InputError
+from fracdna_prep.names import NameReport, match_names, resolve_names
+from fracdna_prep.options import PrepareOptions
+from fracdna_prep.splits import (
+    NO_SPLIT,
+    SplitRegion,
+    has_split_column,
+    regions_of_rows,
+    split_blocks,
+    splits_by_chromosome,
+    splits_of_bed,
+)
+from fracdna_prep.windows import NO_SPLIT as OUTSIDE_SPLITS
+from fracdna_prep.windows import OK, STATUSES, row_problems
+
+CLIPPED = "clipped to its contig"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Input intervals, one a row, in the order of the input.
+
+    Attributes:
+        contigs: names as in the genome.
+        starts: (R,) int64, as in the input.
+        ends: (R,) int64, as in the input.
+        contig_lengths: (R,) int64.
+        strands: "+" or "-".
+        names: "" where the input has none.
+        splits: train, valid, test or none.
+        problems: (R,) positions in windows.STATUSES; OK for usable rows.
+        rule: the split rule that was applied.
+        report: how the input's names matched; None without a BED.
+    """
+
+    contigs: list[str]
+    starts: np.ndarray
+    ends: np.ndarray
+    contig_lengths: np.ndarray
+    strands: list[str]
+    names: list[str]
+    splits: list[str]
+    problems: np.ndarray
+    rule: str
+    report: NameReport | None
+
+    def __len__(self) -> int:
+        return len(self.contigs)
+
+    @property
+    def usable(self) -> np.ndarray:
+        """(R,) bool: rows that windows are made from."""
+        return self.problems == OK
+
+    def statuses(self) -> list[str]:
+        """What the table of intervals says about each row."""
+        clipped = self.usable & ((self.starts < 0) | (self.ends > self.contig_lengths))
+        return [
+            CLIPPED if cut else STATUSES[problem]
+            for cut, problem in zip(clipped.tolist(), self.problems.tolist(), strict=True)
+        ]
+
+
+def read_rows(options: PrepareOptions, contigs: Mapping[str, int]) -> Rows:
+    """The rows to prepare, from the BED or from the genome itself.
+
+    Raises:
+        InputError: an unreadable BED, names that the genome lacks, or a split that cannot be made.
+    """
+    if options.intervals is None:
+        return _rows_of_genome(options, contigs)
+    bed = read_bed(options.intervals)
+    names, report = _names_in_genome(bed, contigs, options.rename)
+    rule = options.split
+    if rule == "auto":
+        rule = "bed" if has_split_column(bed) else "none"
+    lengths = np.array([contigs[name] for name in names], dtype=np.int64)
+    problems = row_problems(bed.starts, bed.ends, lengths)
+    splits = _splits(options, rule, bed, names, contigs)
+    undecided = np.array([split is None for split in splits])
+    return Rows(
+        contigs=names,
+        starts=bed.starts,
+        ends=bed.ends,
+        contig_lengths=lengths,
+        strands=["-" if strand == "-" else "+" for strand in bed.strands],
+        names=bed.names,
+        splits=[split or NO_SPLIT for split in splits],
+        problems=np.where((problems == OK) & undecided, OUTSIDE_SPLITS, problems),
+        rule=rule,
+        report=report,
+    )
+
+
+def _rows_of_genome(options: PrepareOptions, contigs: Mapping[str, int]) -> Rows:
+    """Whole contigs, or the blocks of a split."""
+    rule = "none" if options.split == "auto" else options.split
+    whole = [(name, 0, length) for name, length in contigs.items() if length]
+    if rule == "blocks":
+        regions = _blocks(options, contigs)
+        placed = [(region.contig, region.start, region.end) for region in regions]
+        splits = [region.split for region in regions]
+    else:
+        placed, splits = whole, [NO_SPLIT] * len(whole)
+    if rule == "chromosome":
+        split_of = _by_chromosome(options, contigs)
+        splits = [split_of[name] for name, _, _ in whole]
+    names = [name for name, _, _ in placed]
+    starts, ends = (np.array([row[i] for row in placed], dtype=np.int64) for i in (1, 2))
+    lengths = np.array([contigs[name] for name in names], dtype=np.int64)
+    return Rows(
+        contigs=names,
+        starts=starts,
+        ends=ends,
+        contig_lengths=lengths,
+        strands=["+"] * len(names),
+        names=[""] * len(names),
+        splits=splits,
+        problems=row_problems(starts, ends, lengths),
+        rule=rule,
+        report=None,
+    )
+
+
+def _names_in_genome(
+    bed: BedTable, contigs: Iterable[str], rename: str
+) -> tuple[list[str], NameReport]:
+    report = match_names(bed.contigs, contigs)
+    mapping = resolve_names(bed.contigs, contigs, rename)
+    for row, name in enumerate(bed.contigs):
+        if name not in mapping:
+            remedy = "correct the names, or give rename=chr_prefix or rename=<two-column file>"
+            if rename != "none":
+                remedy = f"rename={rename} does not explain it: correct the names or that option"
+            raise InputError(
+                f"{bed.place_of(row)}: contig {name!r} is not in the genome; {remedy}\n"
+                f"{report.describe()}"
+            )
+    return [mapping[name] for name in bed.contigs], report
+
+
+def _splits(
+    options: PrepareOptions,
+    rule: str,
+    bed: BedTable,
+    names: list[str],
+    contigs: Mapping[str, int],
+) -> list[str | None]:
+    if rule == "bed":
+        return list(splits_of_bed(bed))
+    if rule == "chromosome":
+        split_of = _by_chromosome(options, contigs)
+        return [split_of[name] for name in names]
+    if rule == "blocks":
+        return regions_of_rows(_blocks(options, contigs), names, bed.starts, bed.ends)
+    return [NO_SPLIT] * len(bed)
+
+
+def _by_chromosome(options: PrepareOptions, contigs: Mapping[str, int]) -> dict[str, str]:
+    return splits_by_chromosome(
+        contigs, tuple(options.validation_chromosomes), tuple(options.test_chromosomes)
+    )
+
+
+def _blocks(options: PrepareOptions, contigs: Mapping[str, int]) -> list[SplitRegion]:
+    return split_blocks(
+        contigs,
+        block_size=options.block_size,
+        guard=options.guard,
+        validation_fraction=options.validation_fraction,
+        test_fraction=options.test_fraction,
+        seed=options.seed,
+    )

@@ -1,0 +1,129 @@
+import multiprocessing
+import os
+import time
+
+import pytest
+
+from fracdna_prep.errors import InputError
+from fracdna_prep.files import (
+    atomic_directory,
+    atomic_file,
+    check_writable,
+    exclusive_lock,
+    sha256_file,
+    writing_refusals,
+)
+
+
+def test_sha256_of_a_file(tmp_path):
+    """The published digest of "abc"."""
+    (tmp_path / "abc").write_bytes(b"abc")
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert sha256_file(tmp_path / "abc") == digest
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path, names_in):
+    """A failure in the middle leaves the old file and no other."""
+    path = tmp_path / "new" / "table.parquet"
+    with atomic_file(path) as temporary:
+        temporary.write_text("old")
+        assert not path.exists()
+        assert temporary.suffix == ".parquet"
+
+    def fail():
+        with atomic_file(path) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert path.read_text() == "old"
+    assert names_in(path.parent) == ["table.parquet"]
+
+
+def test_files_get_the_usual_permissions(tmp_path):
+    """Others may read a shared store: temporary names do not tighten the permissions."""
+    mask = os.umask(0o022)
+    try:
+        with atomic_file(tmp_path / "file") as temporary:
+            temporary.touch()
+        with atomic_directory(tmp_path / "folder"):
+            pass
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path, names_in):
+    """Also when the block is interrupted from the keyboard."""
+
+    def interrupt():
+        with atomic_directory(tmp_path / "store") as temporary:
+            (temporary / "half").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert names_in(tmp_path) == []
+    (tmp_path / "store").mkdir()
+    with atomic_directory(tmp_path / "store") as temporary:
+        (temporary / "whole").touch()
+    assert names_in(tmp_path / "store") == ["whole"]
+
+
+def test_a_folder_in_use_is_never_replaced(tmp_path):
+    """What somebody keeps there is safe."""
+    (tmp_path / "notes").touch()
+    with pytest.raises(InputError, match="exists already"), atomic_directory(tmp_path):
+        pass
+    with pytest.raises(InputError, match="exists already"), atomic_directory(tmp_path / "notes"):
+        pass
+
+
+def _hold(path, log, name):
+    with exclusive_lock(path):
+        with log.open("a") as file:
+            file.write(f"{name} in\n")
+        time.sleep(0.05)
+        with log.open("a") as file:
+            file.write(f"{name} out\n")
+
+
+def test_only_one_process_holds_a_lock(tmp_path):
+    """Holders never interleave, and the lock file is gone at the end."""
+    context = multiprocessing.get_context("fork")
+    arguments = [(tmp_path / "lock", tmp_path / "log", str(i)) for i in range(6)]
+    processes = [context.Process(target=_hold, args=a) for a in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    lines = (tmp_path / "log").read_text().split("\n")[:-1]
+    assert len(lines) == 12
+    for entered, left in zip(lines[::2], lines[1::2], strict=True):
+        assert (entered.split()[0], left.split()[1]) == (left.split()[0], "out")
+    assert not (tmp_path / "lock").exists()
+
+
+def test_missing_permission_is_called_by_its_name(open_folder, without_privileges):
+    """Case 3: the message says permission, not "no such file"."""
+    locked = open_folder / "locked"
+    locked.mkdir(mode=0o555)
+
+    def write():
+        with atomic_file(locked / "deep" / "file"):
+            pass
+
+    with pytest.raises(InputError, match="no permission to write"):
+        without_privileges(write)
+    with pytest.raises(InputError, match="no permission to write"):
+        without_privileges(lambda: check_writable(locked / "deep" / "file"))
+
+
+def test_a_full_disk_is_called_by_its_name(tmp_path):
+    """Other errors of the system pass unchanged."""
+    with pytest.raises(InputError, match="no space left"), writing_refusals(tmp_path):
+        raise OSError(28, "No space left on device")
+    with pytest.raises(OSError, match="Input/output"), writing_refusals(tmp_path):
+        raise OSError(5, "Input/output error")
