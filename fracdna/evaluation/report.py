@@ -1,0 +1,232 @@
+"""Tables and pictures of an evaluation."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fracdna.evaluation.length_curve import RegionScores
+from fracdna.evaluation.likelihood import bits_per_base, perplexity
+from fracdna.evaluation.regions import Regions
+from fracdna.evaluation.statistics import interval_95, resampled_nll
+from fracdna.pictures import Line, draw_lines
+from fracdna_prep.files import atomic_file
+
+Scores = dict[str, dict[int, RegionScores]]
+COUNT_MODEL = "markov-"
+
+
+class Row(NamedTuple):
+    """One line of table.csv: a model at a length, over all regions or one contig's."""
+
+    model: str
+    contig: str
+    length: int
+    bases: int
+    nll_nats: float
+    bits_per_base: float
+    perplexity: float
+    perplexity_low: float
+    perplexity_high: float
+    perplexity_acgt: float
+
+
+def write_report(
+    output: Path, regions: Regions, scores: Scores, networks: list[str], settings: dict[str, Any]
+) -> str:
+    """Write result.json, table.csv, positions.csv, samples.parquet and the pictures.
+
+    Args:
+        output: folder, existing.
+        regions: what was scored.
+        scores: model name to length to sums.
+        networks: names in scores that are networks.
+        settings: plain values kept in result.json.
+
+    Returns:
+        A table for the terminal.
+    """
+    rows = [row for model, cells in scores.items() for row in _rows(model, regions, cells)]
+    positions = [row for model in networks for row in _position_rows(model, scores[model])]
+    best = best_count_model(scores)
+    _write_csv(output / "table.csv", Row._fields, rows)
+    fields = ("model", "position", "bases", "nll_nats", "perplexity")
+    _write_csv(output / "positions.csv", fields, positions)
+    _write_samples(output / "samples.parquet", scores)
+    _draw(output, scores, rows, positions, networks, best)
+    any_cell = next(iter(next(iter(scores.values())).values()))
+    result = settings | {
+        "regions": {
+            "count": len(regions.intervals),
+            "width": regions.width,
+            "manifest": regions.manifest_hash,
+            "tiles_found": regions.found,
+            "tiles_dropped_for_n": regions.with_n,
+            "bases_in_no_tile": regions.unused,
+        },
+        "scored": {
+            str(length): {
+                "bases_counted": int(cell.tokens.sum()),
+                "n_skipped": cell.n_skipped,
+                "pad_skipped": cell.pad_skipped,
+                "coordinates": cell.scored,
+            }
+            for length, cell in next(iter(scores.values())).items()
+        },
+        "best_count_model": best,
+        "table": [row._asdict() for row in rows],
+        "differences": _differences(scores, networks, best),
+        "complete": True,
+    }
+    with atomic_file(output / "result.json") as temporary:
+        temporary.write_text(json.dumps(result, indent=1) + "\n")
+    return _terminal_table(rows, networks, best, int(any_cell.tokens.sum()), output)
+
+
+def best_count_model(scores: Scores) -> str | None:
+    """The count model with the lowest nats over all lengths, chosen on the scored bases themselves.
+
+    That favours the count model: a network that beats it has beaten every order.
+    """
+    totals = {
+        name: sum(cell.nats.sum() for cell in cells.values())
+        for name, cells in scores.items()
+        if name.startswith(COUNT_MODEL)
+    }
+    return min(totals, key=totals.get) if totals else None
+
+
+def _rows(model: str, regions: Regions, cells: dict[int, RegionScores]) -> list[Row]:
+    """Over all regions, then by contig where there are several."""
+    contigs = np.array([i.chromosome for i in regions.intervals])
+    groups = {"all": np.ones(len(contigs), dtype=bool)}
+    if len(set(contigs)) > 1:
+        groups |= {str(name): contigs == name for name in dict.fromkeys(contigs)}
+    rows = []
+    for length, cell in cells.items():
+        for contig, chosen in groups.items():
+            nats, tokens = cell.nats[chosen], cell.tokens[chosen]
+            nll = float(nats.sum() / tokens.sum())
+            low, high = interval_95(resampled_nll(nats, tokens))
+            acgt = float(cell.nats_acgt[chosen].sum() / tokens.sum())
+            counted, bits = int(tokens.sum()), bits_per_base(nll)
+            values = [perplexity(nats) for nats in (nll, low, high, acgt)]
+            rows.append(Row(model, contig, length, counted, nll, bits, *values))
+    return rows
+
+
+def _position_rows(model: str, cells: dict[int, RegionScores]) -> list[tuple]:
+    """Perplexity by amount of context, from the longest windows."""
+    cell = cells[max(cells)]
+    return [
+        (model, 2**bucket, int(tokens), nats / tokens, perplexity(nats / tokens))
+        for bucket, (nats, tokens) in enumerate(
+            zip(cell.bucket_nats, cell.bucket_tokens, strict=True)
+        )
+        if tokens
+    ]
+
+
+def _differences(scores: Scores, networks: list[str], best: str | None) -> list[dict[str, Any]]:
+    """Nats per base of each network minus another model, paired by region, with intervals."""
+    others = [*networks, *([best] if best else [])]
+    found = []
+    for place, model in enumerate(networks):
+        for other in others[place + 1 :]:
+            for length, cell in scores[model].items():
+                against = scores[other][length]
+                both = resampled_nll(np.stack([cell.nats, against.nats]), cell.tokens)
+                low, high = interval_95(both[0] - both[1])
+                mean = float((cell.nats - against.nats).sum() / cell.tokens.sum())
+                pair = {"model": model, "minus": other, "length": length}
+                found.append(pair | {"nll_nats": mean, "low": low, "high": high})
+    return found
+
+
+def _write_csv(path: Path, names: tuple[str, ...], rows: list[tuple]) -> None:
+    """A table with a header."""
+    with atomic_file(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(names)
+        writer.writerows(rows)
+
+
+def _write_samples(path: Path, scores: Scores) -> None:
+    """One row per model, length and region: any later statistic can be made from them."""
+    columns: dict[str, list] = {n: [] for n in ("model", "length", "region", "nll_nats", "tokens")}
+    for model, cells in scores.items():
+        for length, cell in cells.items():
+            count = len(cell.tokens)
+            values = ([model] * count, [length] * count, range(count), cell.nats, cell.tokens)
+            for column, value in zip(columns.values(), values, strict=True):
+                column.extend(value)
+    with atomic_file(path) as temporary:
+        pq.write_table(pa.table(columns), temporary)
+
+
+def _draw(
+    output: Path,
+    scores: Scores,
+    rows: list[Row],
+    positions: list[tuple],
+    networks: list[str],
+    best: str | None,
+) -> None:
+    """Perplexity by length and by amount of context."""
+    shown = [*networks, *(n for n in ("markov-2", best) if n in scores)]
+    lines = []
+    for model in dict.fromkeys(shown):
+        mine = [row for row in rows if row.model == model and row.contig == "all"]
+        x, y, low, high = zip(
+            *[(r.length, r.perplexity, r.perplexity_low, r.perplexity_high) for r in mine],
+            strict=True,
+        )
+        name = f"{model} (best count model)" if model == best else model
+        lines.append(Line(name, x, y, low, high, reference=model not in networks))
+    title = "Perplexity by window length, the same bases at every length"
+    draw_lines(output / "perplexity.png", lines, xlabel="window length (bases)", title=title)
+    lines = []
+    for model in networks:
+        x, y = zip(*[(p[1], p[4]) for p in positions if p[0] == model], strict=True)
+        lines.append(Line(model, x, y))
+    title = "Perplexity by bases of context, longest windows"
+    draw_lines(output / "positions.png", lines, xlabel="bases of context", title=title)
+
+
+def _terminal_table(
+    rows: list[Row], networks: list[str], best: str | None, counted: int, output: Path
+) -> str:
+    """Perplexities side by side, the best count model named and compared."""
+    table = {(row.model, row.length): row.perplexity for row in rows if row.contig == "all"}
+    lengths = sorted({length for _, length in table})
+    names = list(dict.fromkeys(model for model, _ in table))
+    width = max(map(len, names)) + 2
+    lines = [f"perplexity on the same {counted:,} bases at every length (uniform guess: 4)"]
+    lines.append(" " * width + "".join(f"{length:>9,}" for length in lengths))
+    for name in names:
+        values = "".join(f"{table[name, length]:9.4f}" for length in lengths)
+        lines.append(f"{name:<{width}}{values}" + ("  <- best count model" if name == best else ""))
+    if best:
+        for name in networks:
+            lines.append(_verdict(name, best, [(table[name, n], table[best, n]) for n in lengths]))
+    lines.append(f"tables and pictures in {output}")
+    return "\n".join(lines)
+
+
+def _verdict(name: str, best: str, pairs: list[tuple[float, float]]) -> str:
+    """Whether a network knows more than counting gives."""
+    gaps = [math.log(count / network) for network, count in pairs]
+    below = sum(gap > 0 for gap in gaps)
+    if below == len(gaps):
+        return f"{name} is below {best} at every length: it has learned more than counts give"
+    if below:
+        return f"{name} is below {best} at {below} of {len(gaps)} lengths"
+    return (
+        f"{name} is above {best} at every length: a table of counts predicts these bases better; "
+        "train it longer or on more bases"
+    )

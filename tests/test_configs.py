@@ -1,0 +1,57 @@
+"""Every shipped configuration composes and builds."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from fracdna.configuration import compose_configuration, configs_folder
+from fracdna.model.checkpoint import build_model
+from fracdna_prep.errors import InputError
+
+FOLDER = configs_folder()
+MIXERS = sorted(path.stem for path in (FOLDER / "mixer").glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in (FOLDER / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("verb", sorted(path.stem for path in FOLDER.glob("*.yaml")))
+def test_every_verb_composes(verb):
+    assert OmegaConf.to_container(compose_configuration(verb), resolve=True)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_every_experiment_builds_with_every_mixer(experiment, mixer):
+    config = compose_configuration("train", [f"experiment={experiment}", f"mixer={mixer}"])
+    model = OmegaConf.to_container(config.model, resolve=True)
+    assert build_model(model).backbone.d_model == model["d_model"]
+    assert config.data.bases_per_step % config.data.length == 0
+
+
+def test_an_experiment_wins_over_the_defaults_and_a_word_over_the_experiment():
+    assert compose_configuration("train", ["experiment=dna_7m"]).steps == 10_000
+    assert compose_configuration("train", ["experiment=dna_7m", "steps=5"]).steps == 5
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stepz=3", "no option 'stepz'; did you mean steps"),
+        ("model.mixer.gian=zoh", "no option 'model.mixer.gian'"),
+        ("steps=many", "steps=many needs a whole number"),
+        ("resume=7", "resume=7 needs true or false"),
+        ("optimizer.lr=fast", "optimizer.lr=fast needs a number"),
+        ("mixer=mamba9", "mamba9"),
+        ("steps", "steps"),
+    ],
+)
+def test_a_wrong_word_is_refused_with_the_remedy(override, message):
+    with pytest.raises(InputError) as refusal:
+        compose_configuration("train", [override])
+    assert message in str(refusal.value)
+
+
+def test_configs_folder_can_be_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("FRACDNA_CONFIGS", str(FOLDER))
+    assert configs_folder() == FOLDER
+    monkeypatch.setenv("FRACDNA_CONFIGS", str(tmp_path / "none"))
+    with pytest.raises(InputError, match="FRACDNA_CONFIGS"):
+        configs_folder()
