@@ -46,7 +46,8 @@ def check_writable(path: Path | str) -> None:
     existing = Path(path).absolute()
     while not existing.exists():
         existing = existing.parent
-    if not os.access(existing, os.W_OK | os.X_OK):
+    needed = os.W_OK | os.X_OK if existing.is_dir() else os.W_OK
+    if not os.access(existing, needed):
         raise InputError(
             f"no permission to write {path}: {existing} is read-only for this user; name a folder "
             "that you may write to"

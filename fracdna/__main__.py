@@ -1,0 +1,3 @@
+from fracdna.cli import main
+
+main()

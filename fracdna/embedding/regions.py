@@ -1,0 +1,209 @@
+"""The regions to embed: from a BED, a FASTA or region strings to intervals inside their contigs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from fracdna_prep.bed import read_bed
+from fracdna_prep.compression import open_unpacked
+from fracdna_prep.errors import InputError
+from fracdna_prep.genome import GenomeStore
+from fracdna_prep.interval import Interval
+from fracdna_prep.names import match_names, resolve_names
+from fracdna_prep.records import is_annotated
+from fracdna_prep.vocabulary import DNA
+from fracdna_prep.windows import OK, STATUSES, row_problems
+
+_COUNTED_AT_ONCE = 1 << 20
+_DROPPED = "dropped"
+
+
+@dataclass(frozen=True)
+class AskedRegions:
+    """Regions as the input has them.
+
+    Attributes:
+        intervals: in the order of the input.
+        names: None where a region has none.
+        places: where each one stands, for messages.
+    """
+
+    intervals: list[Interval]
+    names: list[str | None]
+    places: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Regions on a genome, one row each, in the order of the input.
+
+    Attributes:
+        intervals: what is read, named as in the genome and clipped to its contig; of a dropped
+            region, what was asked for.
+        names: None where a region has none.
+        statuses: "ok", "clipped left a right b", or "dropped: " and why.
+    """
+
+    intervals: list[Interval]
+    names: list[str | None]
+    statuses: list[str]
+
+    def __len__(self) -> int:
+        return len(self.intervals)
+
+    @cached_property
+    def usable(self) -> np.ndarray:
+        """(K,) int64: rows that can be read, ascending."""
+        kept = [row for row, text in enumerate(self.statuses) if not text.startswith(_DROPPED)]
+        return np.array(kept, dtype=np.int64)
+
+    @property
+    def problems(self) -> list[int]:
+        """Rows that are dropped or clipped."""
+        return [row for row, status in enumerate(self.statuses) if status != STATUSES[OK]]
+
+    @property
+    def bases(self) -> int:
+        """Bases of all usable rows."""
+        return sum(self.intervals[row].width for row in self.usable)
+
+    def n_fraction(self, row: int, store: GenomeStore) -> float | None:
+        """Share of N among the bases of a row; None where it is dropped."""
+        if self.statuses[row].startswith(_DROPPED):
+            return None
+        region, count = self.intervals[row], 0
+        for start in range(region.start, region.end, _COUNTED_AT_ONCE):
+            end = min(start + _COUNTED_AT_ONCE, region.end)
+            count += np.count_nonzero(store.fetch(replace(region, start=start, end=end)) == DNA.n)
+        return count / region.width
+
+
+@dataclass(frozen=True, slots=True)
+class RegionIds:
+    """The ids of a region on its own strand, read from the genome in parts when they are needed."""
+
+    store: GenomeStore
+    region: Interval
+
+    def __len__(self) -> int:
+        return self.region.width
+
+    def __getitem__(self, part: slice, /) -> np.ndarray:
+        first, last, _ = part.indices(len(self))
+        if self.region.strand == "-":
+            start, end = self.region.end - last, self.region.end - first
+        else:
+            start, end = self.region.start + first, self.region.start + last
+        return self.store.fetch(replace(self.region, start=start, end=end))
+
+
+def is_sequence_file(path: Path) -> bool:
+    """Whether a file holds sequences rather than intervals, told by its first letter.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    if is_annotated(path):
+        return True
+    with open_unpacked(path) as file:
+        return next((line for line in file if line.strip()), b"").startswith((b">", b";"))
+
+
+def read_regions(regions: str | Path | Sequence[str]) -> AskedRegions:
+    """Reads a BED file, or one or several region strings such as chr1:1-2000, 1-based and closed.
+
+    Raises:
+        InputError: neither a file nor a region, or a BED that cannot be read; names file and line.
+    """
+    if isinstance(regions, str | Path) and Path(regions).is_file():
+        return _read_bed(Path(regions))
+    texts = [str(regions)] if isinstance(regions, str | Path) else [str(text) for text in regions]
+    if not texts:
+        raise InputError("regions is an empty list: name a BED, a FASTA or region strings")
+    intervals = [_parse(text) for text in texts]
+    return AskedRegions(intervals, [None] * len(texts), [f"region {text}" for text in texts])
+
+
+def whole_records(store: GenomeStore) -> AskedRegions:
+    """Every contig of a store as a region of its own, on the forward strand."""
+    names = list(store.contigs)
+    intervals = [Interval(name, 0, length) for name, length in store.contigs.items()]
+    return AskedRegions(intervals, [*names], [f"record {name}" for name in names])
+
+
+def place_regions(
+    asked: AskedRegions | Iterable[Interval], contigs: Mapping[str, int], rename: str = "none"
+) -> Regions:
+    """Names regions as the genome does and clips them to their contigs.
+
+    Args:
+        asked: the regions.
+        contigs: lengths by name.
+        rename: "none", "chr_prefix" or a two-column file, see names.resolve_names.
+
+    Raises:
+        InputError: a contig that the genome lacks and `rename` does not explain.
+    """
+    if not isinstance(asked, AskedRegions):
+        intervals = list(asked)
+        asked = AskedRegions(intervals, [None] * len(intervals), [f"region {i}" for i in intervals])
+    mapping = _genome_names(asked, contigs, rename)
+    named = [replace(region, chromosome=mapping[region.chromosome]) for region in asked.intervals]
+    starts, ends, lengths = np.array(
+        [(region.start, region.end, contigs[region.chromosome]) for region in named],
+        dtype=np.int64,
+    ).reshape(-1, 3).T  # fmt: skip
+    problems = row_problems(starts, ends, lengths)
+    placed = [
+        _clipped(region, int(length)) if problem == OK else (region, STATUSES[problem])
+        for region, length, problem in zip(named, lengths, problems, strict=True)
+    ]
+    return Regions([region for region, _ in placed], asked.names, [status for _, status in placed])
+
+
+def _read_bed(path: Path) -> AskedRegions:
+    bed = read_bed(path)
+    names = [None if name in ("", ".") else name for name in bed.names]
+    return AskedRegions(
+        list(bed.intervals()), names, [bed.place_of(row) for row in range(len(bed))]
+    )
+
+
+def _parse(text: str) -> Interval:
+    try:
+        return Interval.parse(text)
+    except InputError as error:
+        if ":" in text:
+            raise
+        raise InputError(f"regions={text}: there is no such file, and {error}") from None
+
+
+def _genome_names(
+    asked: AskedRegions, contigs: Mapping[str, int], rename: str
+) -> Mapping[str, str]:
+    """The genome's name of each contig asked for; refused where one is missing."""
+    names = [region.chromosome for region in asked.intervals]
+    mapping = resolve_names(names, contigs, rename)
+    for name, place in zip(names, asked.places, strict=True):
+        if name not in mapping:
+            remedy = "correct the names, or give rename=chr_prefix or rename=<two-column file>"
+            if rename != "none":
+                remedy = f"rename={rename} does not explain it: correct the names or that option"
+            raise InputError(
+                f"{place}: contig {name!r} is not in the genome; {remedy}\n"
+                f"{match_names(names, contigs).describe()}"
+            )
+    return mapping
+
+
+def _clipped(region: Interval, contig_length: int) -> tuple[Interval, str]:
+    """A region inside its contig, and what was cut off on the forward strand."""
+    left, right = max(0, -region.start), max(0, region.end - contig_length)
+    if not left and not right:
+        return region, STATUSES[OK]
+    cuts = [f"{side} {cut}" for side, cut in (("left", left), ("right", right)) if cut]
+    inside = replace(region, start=region.start + left, end=region.end - right)
+    return inside, f"clipped {' '.join(cuts)}"

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Style, then tests with coverage of the three packages: bash scripts/test.sh [pytest arguments]
+# Paths among the arguments start at the repository. With arguments the share of lines reached is
+# shown; without any it is demanded too.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# the tensors of tests are too small to share: on 2 cores a second thread made them slower
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+source scripts/environment.sh
+prepare_environment
+
+"$PYTHON" -m ruff check
+"$PYTHON" -m ruff format --check
+demand=()
+if (($# == 0)); then demand=(--cov-fail-under=90); fi
+exec "$PYTHON" -m pytest --cov --cov-report=term:skip-covered ${demand[@]+"${demand[@]}"} "$@"

@@ -1,0 +1,204 @@
+import importlib
+import os
+import shlex
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from fracdna import cli, doctor
+from fracdna.cli import FINE, INTERRUPTED, REFUSED, ROW_PROBLEMS, VERBS
+from fracdna.configuration import compose_configuration, configs_folder
+
+ROOT = Path(__file__).resolve().parent.parent
+PATHS = os.pathsep.join(str(ROOT / folder) for folder in (".", "kernels", "data_prep"))
+# Python stops at "import torch", as it would stop at a driver that is broken
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\nfrom fracdna.cli import main\nmain()"
+
+TYPING_ERRORS = {
+    "verb": (["trian", "steps=3"], "did you mean train?"),
+    "option": (["train", "stpes=3"], "did you mean steps?"),
+    "nested option": (["train", "data.lenght=3"], "did you mean data.length?"),
+    "group": (["train", "mixr=frac"], "mixr"),
+    "choice": (["train", "mixer=fracc"], "attention"),
+    "number": (["train", "steps=many"], "steps=many needs a whole number"),
+    "switch": (["train", "resume=maybe"], "resume=maybe needs true or false"),
+    "no value": (["train", "nonsense"], "nonsense"),
+    "open bracket": (["train", "data.length=[1024"], "[1024"),
+    "option of no verb": (["doctor", "froms=true"], "did you mean forms?"),
+}
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen:
+    """The command in a process of its own, without PyTorch and without a CUDA device."""
+    return subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_TORCH, *arguments],
+        cwd=cwd, env=os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_the_verbs_are_those_that_exist(capsys):
+    """Each verb has its YAML and its function, each YAML has its verb, and help lists them all."""
+    assert {path.stem for path in configs_folder().glob("*.yaml")} == set(VERBS)
+    for verb in VERBS.values():
+        module, function = verb.function.split(":")
+        assert callable(getattr(importlib.import_module(module), function))
+    assert cli.run([]) == FINE
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
+    assert listed == list(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_shows_every_option_and_an_example(verb, capsys):
+    """The top-level keys of a verb, its one-line purpose and its example are in its help."""
+    assert cli.run([verb, "--help"]) == FINE
+    text = capsys.readouterr().out
+    assert VERBS[verb].does in text
+    assert VERBS[verb].example in text
+    assert all(f"  {key}:" in text for key in compose_configuration(verb))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_examples_parse(verb):
+    """The example of every verb is a command that composes."""
+    command, name, *overrides = shlex.split(VERBS[verb].example)
+    assert (command, name) == ("fracdna", verb)
+    config = compose_configuration(verb, overrides)
+    given = OmegaConf.from_dotlist(overrides)
+    for key in (override.split("=")[0] for override in overrides):
+        if not (configs_folder() / key).is_dir():
+            assert OmegaConf.select(config, key) == OmegaConf.select(given, key)
+
+
+@pytest.mark.parametrize("mistake", TYPING_ERRORS)
+def test_a_typing_error_is_refused_in_one_line(mistake, tmp_path, monkeypatch, capsys):
+    """Exit code 2, one message that helps, no traceback and nothing written."""
+    arguments, remedy = TYPING_ERRORS[mistake]
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(arguments) == REFUSED
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert remedy in printed.err
+    assert printed.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", [name for name in VERBS if name != "doctor"])
+def test_a_verb_without_its_inputs_is_refused(verb, tmp_path, monkeypatch, capsys):
+    """One line says what is not set; nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.run([verb]) == REFUSED
+    message = capsys.readouterr().err
+    assert message.startswith(f"fracdna {verb}: ")
+    assert message.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_exit_code_of_the_verb_is_the_command_s(monkeypatch):
+    """What the function returns or how it ends becomes the exit code."""
+    monkeypatch.setattr(doctor, "run", lambda _: ROW_PROBLEMS)
+    assert cli.run(["doctor"]) == ROW_PROBLEMS
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "run", interrupt)
+    assert cli.run(["doctor"]) == INTERRUPTED
+    monkeypatch.setattr(sys, "argv", ["fracdna", "doctor"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == INTERRUPTED
+
+
+def test_two_processes_elsewhere_show_the_same_configuration_without_a_device(tmp_path, capsys):
+    """From another directory, twice at once and with PyTorch out of reach (case 47)."""
+    cli.run(["train", "--help"])
+    here = capsys.readouterr().out
+    for process in [start("train", "--help", cwd=tmp_path) for _ in range(2)]:
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, err, out) == (FINE, "", here)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_configuration_folder_can_be_named(tmp_path, monkeypatch, capsys):
+    """FRACDNA_CONFIGS goes before the checkout; a name that leads nowhere is refused."""
+    (tmp_path / "doctor.yaml").write_text("forms: false\nmine: 7\n")
+    monkeypatch.setenv("FRACDNA_CONFIGS", str(tmp_path))
+    assert compose_configuration("doctor").mine == 7
+    monkeypatch.setenv("FRACDNA_CONFIGS", str(tmp_path / "elsewhere"))
+    assert cli.run(["doctor"]) == REFUSED
+    assert "FRACDNA_CONFIGS" in capsys.readouterr().err
+
+
+def test_there_is_one_command():
+    """The distribution brings no other program than fracdna."""
+    scripts = [x for x in entry_points(group="console_scripts") if x.value.startswith("fracdna")]
+    assert {(x.name, x.value) for x in scripts} == {("fracdna", "fracdna.cli:main")}
+
+
+def test_doctor_finds_every_form_in_agreement(capsys):
+    """Every form of every operator is run on the CPU and on each CUDA device."""
+    names = importlib.import_module("fracdna_kernels").__all__
+    checks = list(doctor.check_forms(torch.device("cpu")))
+    assert {check.operator for check in checks} == set(names) == set(doctor.INPUTS)
+    scans = {check.form for check in checks if check.operator == "frac_scan"}
+    assert scans == set(importlib.import_module("fracdna_kernels.frac_scan").FORMS)
+    assert cli.run(["doctor"]) == FINE
+    report = capsys.readouterr().out
+    assert torch.__version__ in report
+    assert str(configs_folder()) in report
+    assert report.count("agrees") >= len([c for c in checks if c.error is not None])
+    assert ("cuda:0" in report) == torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("fault", ["wrong", "nan", "breaks"])
+def test_doctor_reports_a_form_that_disagrees(fault, monkeypatch, capsys):
+    """Other numbers, NaN and a plain form that breaks all end with exit code 1."""
+    forms = importlib.import_module("fracdna_kernels.frac_scan").FORMS
+    chunk = forms["chunk"]
+
+    def faulty(*arguments):
+        output, state = chunk(*arguments)
+        if fault == "breaks":
+            raise RuntimeError("no kernel image\nis available")
+        return output, state * 1.001 if fault == "wrong" else state * torch.nan
+
+    monkeypatch.setitem(forms, "chunk", faulty)
+    assert cli.run(["doctor"]) == ROW_PROBLEMS
+    line = next(x for x in capsys.readouterr().out.splitlines() if x.split()[1:2] == ["chunk"])
+    assert "does not run: no kernel image" in line if fault == "breaks" else "DISAGREES" in line
+
+
+def test_doctor_accepts_a_fused_form_that_says_why_it_cannot_run(monkeypatch, capsys):
+    """A Triton form may refuse a device: the reason is shown and is no failure."""
+
+    def refuses(*_):
+        raise ValueError("needs a CUDA device")
+
+    forms = importlib.import_module("fracdna_kernels.frac_scan").FORMS
+    monkeypatch.setitem(forms, "triton", refuses)
+    assert cli.run(["doctor"]) == FINE
+    assert "does not run: needs a CUDA device" in capsys.readouterr().out
+
+
+def test_doctor_names_what_to_install(monkeypatch):
+    """An absent package comes with the command that brings it, an extra under its own name."""
+    absent = {"numpy": None, "mpmath": "0.1"}
+    real = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: absent.get(name, real(name)))
+    lines = doctor._missing()
+    assert any("pip install" in line and "numpy>=" in line for line in lines)
+    assert any("fracdna[dev]" in line and "mpmath>=" in line for line in lines)
+
+
+def test_doctor_works_where_torch_does_not(tmp_path):
+    """Versions and remedies are shown even when PyTorch cannot be imported."""
+    process = start("doctor", cwd=tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "")
+    assert "torch cannot be imported" in out
