@@ -54,18 +54,39 @@ def compose_configuration(verb: str, overrides: Sequence[str] = ()) -> DictConfi
 
 
 def describe(verb: str) -> str:
-    """Groups to choose from and defaults of a verb, for its help."""
+    """Options of a verb with their defaults and meanings, and the groups to choose from."""
     folder = configs_folder()
-    text = (folder / f"{verb}.yaml").read_text()
-    groups = [
-        (path.name, sorted(choice.stem for choice in path.glob("*.yaml")))
-        for path in sorted(folder.iterdir())
-        if path.is_dir() and f"- {path.name}:" in text
-    ]
-    lines = [f"  {name}=" + "|".join(choices) for name, choices in groups]
-    chosen = ["Groups (choose with group=choice):", *lines, ""] if lines else []
-    defaults = OmegaConf.to_yaml(_compose(verb, ())).rstrip().splitlines()
-    return "\n".join([*chosen, "Defaults (change with key=value):", *(f"  {x}" for x in defaults)])
+    top, groups = _options_and_defaults((folder / f"{verb}.yaml").read_text())
+    lines = ["Options and their defaults (change with key=value):", *top]
+    for group, default in groups.items():
+        choices = "|".join(sorted(path.stem for path in (folder / group).glob("*.yaml")))
+        text = (folder / group / f"{default}.yaml").read_text()
+        options, further = _options_and_defaults(text)
+        for name, choice in further.items():
+            # a size keeps its numbers by the name of the mixer: "/size/dna_tiny: ${mixer}"
+            chosen = groups.get(choice.strip("${}"))
+            if chosen:
+                nested = (folder / name.strip("/") / f"{chosen}.yaml").read_text()
+                options += _options_and_defaults(nested)[0]
+                text = nested
+        declared = text.partition("# @package ")[2].partition("\n")[0] or group
+        prefix = "" if declared == "_global_" else f"{declared}."
+        lines += ["", f"{group}={choices}", f"  # {default} (change with {prefix}key=value):"]
+        lines += options
+    return "\n".join(lines)
+
+
+def _options_and_defaults(text: str) -> tuple[list[str], dict[str, str]]:
+    """Lines of a YAML file without its defaults list, and that list as group to choice."""
+    options, defaults, inside = [], {}, False
+    for line in text.splitlines():
+        inside = line == "defaults:" or (inside and line.startswith("  - "))
+        group, _, choice = line.removeprefix("  - ").partition(": ")
+        if inside and choice:
+            defaults[group] = choice
+        elif not inside and line and not line.startswith(("# @package", "# fracdna")):
+            options.append(f"  {line}")
+    return options, defaults
 
 
 def _compose(verb: str, overrides: Sequence[str]) -> DictConfig:

@@ -55,12 +55,21 @@ def test_the_verbs_are_those_that_exist(capsys):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_shows_every_option_and_an_example(verb, capsys):
-    """The top-level keys of a verb, its one-line purpose and its example are in its help."""
+    """Every key at any depth, the verb's one-line purpose and its example are in its help."""
     assert cli.run([verb, "--help"]) == FINE
     text = capsys.readouterr().out
     assert VERBS[verb].does in text
     assert VERBS[verb].example in text
-    assert all(f"  {key}:" in text for key in compose_configuration(verb))
+    for key in keys(OmegaConf.to_container(compose_configuration(verb))):
+        assert f"{key}:" in text or f"{key}=" in text
+
+
+def keys(config):
+    """Names of all options, those of the blocks too."""
+    for key, value in config.items():
+        yield key
+        if isinstance(value, dict):
+            yield from keys(value)
 
 
 @pytest.mark.parametrize("verb", VERBS)
