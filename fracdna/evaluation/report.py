@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -212,21 +211,23 @@ def _terminal_table(
         values = "".join(f"{table[name, length]:9.4f}" for length in lengths)
         lines.append(f"{name:<{width}}{values}" + ("  <- best count model" if name == best else ""))
     if best:
-        for name in networks:
-            lines.append(_verdict(name, best, [(table[name, n], table[best, n]) for n in lengths]))
+        lines += [_verdict(table, name, best, lengths) for name in networks]
     lines.append(f"tables and pictures in {output}")
     return "\n".join(lines)
 
 
-def _verdict(name: str, best: str, pairs: list[tuple[float, float]]) -> str:
-    """Whether a network knows more than counting gives."""
-    gaps = [math.log(count / network) for network, count in pairs]
-    below = sum(gap > 0 for gap in gaps)
-    if below == len(gaps):
+def _verdict(table: dict[tuple[str, int], float], name: str, best: str, lengths: list[int]) -> str:
+    """Whether a network knows more than counting gives, at every length."""
+    better = [length for length in lengths if table[name, length] < table[best, length]]
+    if len(better) == len(lengths):
         return f"{name} is below {best} at every length: it has learned more than counts give"
-    if below:
-        return f"{name} is below {best} at {below} of {len(gaps)} lengths"
+    if better:
+        return f"{name} is below {best} at {len(better)} of {len(lengths)} lengths only"
+    shortest = lengths[0]
+    beaten = [m for m, n in table if n == shortest and table[m, n] > table[name, n]]
+    weaker = [m for m in beaten if m.startswith(COUNT_MODEL)]
+    known = f"below {weaker[-1]} at {shortest:,} bases, but " if weaker else ""
     return (
-        f"{name} is above {best} at every length: a table of counts predicts these bases better; "
-        "train it longer or on more bases"
+        f"{name} is {known}above {best} at every length: a table of counts predicts these bases "
+        "better; train it longer or on more bases"
     )

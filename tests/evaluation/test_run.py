@@ -59,7 +59,7 @@ def test_tables_pictures_and_an_honest_verdict(checkpoints, prepared, tmp_path, 
     assert f"{best:<11}" in printed
     assert "best count model" in printed
     assert counts[best] < counts["frac"]
-    assert f"frac is above {best} at every length" in printed
+    assert f"above {best} at every length: a table of counts predicts these bases better" in printed
     for name in ("perplexity.png", "positions.png"):
         assert (output / name).read_bytes().startswith(b"\x89PNG")
     samples = pq.read_table(output / "samples.parquet").to_pydict()
