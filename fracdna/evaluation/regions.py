@@ -97,7 +97,8 @@ def choose_regions(
         for window in tile(interval, width, store.contigs[interval.chromosome], policy="drop")
         if window.readable
     ]
-    clean = [t for t in tiles if _n_fraction(store, t) <= max_n_fraction]
+    fractions = _n_fractions(store, tiles)
+    clean = [t for t, n in zip(tiles, fractions, strict=True) if n <= max_n_fraction]
     if not clean:
         longest = max((interval.width for interval in intervals), default=0)
         raise InputError(
@@ -115,8 +116,13 @@ def choose_regions(
     )
 
 
-def _n_fraction(store: GenomeStore, interval: Interval) -> float:
-    """Share of N in an interval."""
-    starts, ends = np.array([interval.start]), np.array([interval.end])
-    n, _ = store.count_n_and_masked(interval.chromosome, starts, ends)
-    return float(n[0]) / interval.width
+def _n_fractions(store: GenomeStore, tiles: Sequence[Interval]) -> np.ndarray:
+    """Share of N in each tile; a contig is read once for all of its tiles."""
+    fractions = np.zeros(len(tiles))
+    contigs = np.array([tile.chromosome for tile in tiles], dtype=object)
+    for contig in dict.fromkeys(contigs):
+        mine = np.flatnonzero(contigs == contig)
+        starts, ends = np.array([(tiles[i].start, tiles[i].end) for i in mine]).T
+        n, _ = store.count_n_and_masked(contig, starts, ends)
+        fractions[mine] = n / (ends - starts)
+    return fractions

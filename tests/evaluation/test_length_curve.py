@@ -151,6 +151,19 @@ def test_regions_are_evenly_spaced_and_inside(periodic):
     )
 
 
+def test_choosing_regions_reads_a_contig_once(periodic, monkeypatch):
+    """Counting N tile by tile read the whole contig for each tile."""
+    calls, original = [], GenomeStore.count_n_and_masked
+
+    def count(self, contig, starts, ends):
+        calls.append(contig)
+        return original(self, contig, starts, ends)
+
+    monkeypatch.setattr(GenomeStore, "count_n_and_masked", count)
+    assert choose_regions(periodic, whole(periodic), 64, count=999).found == 256
+    assert calls == ["c"]
+
+
 def test_buckets_double():
     assert position_buckets(8).tolist() == [0, 1, 1, 2, 2, 2, 2, 3]
 
