@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fracdna import __version__
+from fracdna.outcomes import FINE, INTERRUPTED, REFUSED, ROW_PROBLEMS, NotFinite
 from fracdna_prep.errors import InputError
-
-FINE, ROW_PROBLEMS, REFUSED, INTERRUPTED = 0, 1, 2, 130
 
 
 class Verb(NamedTuple):
@@ -79,6 +78,9 @@ def run(arguments: Sequence[str]) -> int:
     except InputError as error:
         print(f"fracdna {verb}: {error}", file=sys.stderr)
         return REFUSED
+    except NotFinite as error:
+        print(f"fracdna {verb}: {error}", file=sys.stderr)
+        return ROW_PROBLEMS
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

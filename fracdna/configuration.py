@@ -2,9 +2,8 @@
 
 import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -12,6 +11,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fracdna.kinds import check_values, option_names
 from fracdna_prep.errors import InputError
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -46,10 +46,10 @@ def compose_configuration(verb: str, overrides: Sequence[str] = ()) -> DictConfi
     """
     try:
         config = _compose(verb, overrides)
-        _check_kinds(_compose(verb, ()), config)
+        check_values(_compose(verb, ()), config)
         OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
-        raise InputError(_explain(verb, error)) from error
+        raise InputError(_explain(verb, overrides, error)) from error
     return config
 
 
@@ -60,6 +60,10 @@ def describe(verb: str) -> str:
     lines = ["Options and their defaults (change with key=value):", *top]
     for group, default in groups.items():
         choices = "|".join(sorted(path.stem for path in (folder / group).glob("*.yaml")))
+        lines += ["", f"{group}={choices}"]
+        if default == "null":
+            lines.append("  # none unless chosen; sets several of the options above")
+            continue
         text = (folder / group / f"{default}.yaml").read_text()
         options, further = _options_and_defaults(text)
         for name, choice in further.items():
@@ -71,7 +75,7 @@ def describe(verb: str) -> str:
                 text = nested
         declared = text.partition("# @package ")[2].partition("\n")[0] or group
         prefix = "" if declared == "_global_" else f"{declared}."
-        lines += ["", f"{group}={choices}", f"  # {default} (change with {prefix}key=value):"]
+        lines.append(f"  # {default} (change with {prefix}key=value):")
         lines += options
     return "\n".join(lines)
 
@@ -96,37 +100,22 @@ def _compose(verb: str, overrides: Sequence[str]) -> DictConfig:
         return compose(verb, overrides=list(overrides))
 
 
-def _explain(verb: str, error: Exception) -> str:
+def _explain(verb: str, overrides: Sequence[str], error: Exception) -> str:
     """One message of a composition error, with the nearest existing key."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     message = "; ".join(line for line in lines if "provider=" not in line)
     message = message.replace("; Config search path:", "").replace("':; ", "': ")
     if "Could not override" in message and "'" in message:
         key = message.split("'")[1]
-        known = [name for name, _ in _leaves(_compose(verb, ()))]
-        close = difflib.get_close_matches(key, known, n=1)
+        close = difflib.get_close_matches(key, option_names(_compose(verb, ())), n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         return f"there is no option {key!r}; {hint}`fracdna {verb} --help` lists all options"
+    word = next((word for word in overrides if word in str(error)), " ".join(overrides))
+    if "--multirun" in message:
+        return f"{word}: a bare comma; write a list as [a,b] and quote other text: \"key='a,b'\""
+    if any(sign in message for sign in ("LexerNoViableAlt", "no viable alt", "mismatched input")):
+        return (
+            f"{word} cannot be read as key=value; quote values with blanks, '=', brackets, commas "
+            "or other letters: \"output='a b=c'\""
+        )
     return message
-
-
-def _leaves(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of a configuration, interpolations as text."""
-    for name, value in OmegaConf.to_container(config, resolve=False).items():
-        if isinstance(value, dict):
-            yield from _leaves(OmegaConf.create(value), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _check_kinds(default: DictConfig, config: DictConfig) -> None:
-    """A number or a switch stays one: steps=many is refused here, not an hour later."""
-    kinds = {bool: "true or false", int: "a whole number", float: "a number"}
-    now = dict(_leaves(config))
-    for name, value in _leaves(default):
-        kind, given = type(value), now.get(name, value)
-        if kind not in kinds or given is None or str(given).startswith("${"):
-            continue
-        allowed = (int, float) if kind is float else (kind,)
-        if not isinstance(given, allowed) or (kind is not bool and isinstance(given, bool)):
-            raise InputError(f"{name}={given} needs {kinds[kind]}")

@@ -9,20 +9,28 @@ from fracdna_prep.errors import InputError
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
-def choose_device(name: str) -> torch.device:
-    """A device that exists; "auto" takes a GPU where there is one.
+def choose_device(name: str, precision: str = "float32") -> torch.device:
+    """A device that exists and computes in a precision; "auto" takes a GPU where there is one.
 
     Raises:
-        InputError: an unknown device, or one that this machine lacks.
+        InputError: an unknown device, one that this machine lacks, or one without that precision.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"device={name} cannot be used here ({reason}); try cpu") from error
+    except RuntimeError as error:
+        raise InputError(f"device={name}: choose auto, cpu, cuda or cuda:<number>") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"device={name}: choose auto, cpu, cuda or cuda:<number>")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f"device={name}: PyTorch sees {torch.cuda.device_count()} CUDA devices here; use "
+            "device=cpu, or see `fracdna doctor`"
+        )
+    low = device.type == "cuda" and choose_precision(precision) == torch.bfloat16
+    if low and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise InputError(f"precision=bf16: device={name} has no bf16; use precision=float32")
     return device
 
 

@@ -2,6 +2,7 @@
 
 from omegaconf import DictConfig, OmegaConf
 
+from fracdna.outcomes import FINE, ROW_PROBLEMS
 from fracdna_prep.errors import InputError
 from fracdna_prep.options import PrepareOptions
 from fracdna_prep.prepare import prepare
@@ -22,4 +23,4 @@ def run(config: DictConfig) -> int:
             raise InputError(f"{name}= is not set; `fracdna prepare --help` shows an example")
     summary = prepare(PrepareOptions(**options))
     print(summary.describe())
-    return 1 if summary.row_problems else 0
+    return ROW_PROBLEMS if summary.row_problems else FINE

@@ -40,6 +40,19 @@ def test_an_experiment_wins_over_the_defaults_and_a_word_over_the_experiment():
         ("resume=7", "resume=7 needs true or false"),
         ("optimizer.lr=fast", "optimizer.lr=fast needs a number"),
         ("mixer=mamba9", "mamba9"),
+        ("steps=0", "steps=0 must be at least 1"),
+        ("steps=null", "steps=null needs a whole number"),
+        ("optimizer.lr=nan", "optimizer.lr=nan must be at least 0"),
+        ("optimizer.betas=[0.9,2]", "must be at least 0 and at most 1"),
+        ("optimizer.betas=high", "needs a list"),
+        ("schedule.warmup=2", "at most 1"),
+        ("output=", "output= needs text"),
+        ("output=[a,b]", "needs text"),
+        ("output=a=b", "quote values"),
+        ("output=a,b", "bare comma"),
+        ("data.prepared=5", "data.prepared=5 needs text"),
+        ("data.bases_per_batch=abc", "needs a whole number"),
+        ("data.bases_per_batch=-4", "must be at least 1"),
         ("steps", "steps"),
     ],
 )
@@ -55,3 +68,35 @@ def test_configs_folder_can_be_named(monkeypatch, tmp_path):
     monkeypatch.setenv("FRACDNA_CONFIGS", str(tmp_path / "none"))
     with pytest.raises(InputError, match="FRACDNA_CONFIGS"):
         configs_folder()
+
+
+@pytest.mark.parametrize(
+    ("verb", "override"),
+    [
+        ("evaluate", "lengths=abc"),
+        ("evaluate", "lengths=[256.5]"),
+        ("evaluate", "lengths=null"),
+        ("evaluate", "regions=abc"),
+        ("evaluate", "names=[1]"),
+        ("evaluate", "checkpoint=5"),
+        ("evaluate", "max_n_fraction=2"),
+        ("embed", "regions=5"),
+        ("embed", "layer=null"),
+        ("embed", "genome=[a,b]"),
+        ("prepare", "fasta=5"),
+        ("prepare", "length=[a]"),
+    ],
+)
+def test_other_verbs_refuse_other_kinds(verb, override):
+    with pytest.raises(InputError, match=override.split("=")[0]):
+        compose_configuration(verb, [override])
+
+
+def test_a_single_value_is_a_list_of_one():
+    assert compose_configuration("evaluate", ["lengths=256"]).lengths == [256]
+
+
+def test_null_stays_where_it_means_something():
+    config = compose_configuration("train", ["trainer.gradient_clip_val=null"])
+    assert config.trainer.gradient_clip_val is None
+    assert compose_configuration("prepare", ["intervals=null"]).intervals is None

@@ -9,6 +9,7 @@ from fracdna_prep.compression import open_unpacked
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import atomic_file
 from fracdna_prep.interval import Interval
+from fracdna_prep.wording import counted
 
 _SKIPPED = re.compile(r"\s*(?:#.*|(?:track|browser)(?:\s.*)?)?")
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
@@ -128,8 +129,8 @@ def _is_header(fields: list[str]) -> bool:
 def _check_row(path: Path, number: int, fields: list[str]) -> None:
     if len(fields) < 3:
         raise InputError(
-            f"{path}:{number}: {len(fields)} column(s), expected contig, start and end separated "
-            "by tabs"
+            f"{path}:{number}: {counted(len(fields), 'column')}, expected contig, start and end "
+            "separated by tabs"
         )
     for name, field in zip(("start", "end"), fields[1:3], strict=True):
         if not _WHOLE_NUMBER.fullmatch(field):

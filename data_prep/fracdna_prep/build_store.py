@@ -16,6 +16,7 @@ from tqdm import tqdm
 from fracdna_prep.errors import InputError
 from fracdna_prep.fasta import FastaReader, ScannedContig
 from fracdna_prep.files import atomic_directory, exclusive_lock, scratch_prefix
+from fracdna_prep.progress import progress_bar
 from fracdna_prep.sources import (
     AnnotatedReader,
     ScannedSource,
@@ -112,10 +113,7 @@ def _reusable(directory: Path, paths: list[Path]) -> bool:
 
 
 def _write_store(plan: StorePlan, folder: Path, progress: bool) -> None:
-    bar = tqdm(
-        total=sum(plan.contigs.values()), unit="b", unit_scale=True, desc="genome store",
-        disable=not progress,
-    )  # fmt: skip
+    bar = progress_bar(sum(plan.contigs.values()), "genome store", progress)
     contigs: list[ContigRecord] = []
     with bar, (folder / BASES_FILE).open("wb") as bases:
         for source in plan.scanned:

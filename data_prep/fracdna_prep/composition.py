@@ -8,7 +8,7 @@ _BLOCK = 1 << 20
 
 
 def prefix_counts(path: Path, contig: ContigRecord, points: np.ndarray) -> np.ndarray:
-    """Counts N and soft-masked bases before given positions of a contig.
+    """Counts N and soft-masked bases from the first of some positions to each of them.
 
     The file is read in blocks rather than mapped: a map of a whole genome would count towards the
     memory of the process.
@@ -19,15 +19,18 @@ def prefix_counts(path: Path, contig: ContigRecord, points: np.ndarray) -> np.nd
         points: (P,) sorted positions from 0 to the contig's length.
 
     Returns:
-        (2, P) int64: N, then soft-masked bases among the first `points` of the contig.
+        (2, P) int64: N, then soft-masked bases between points[0] and each point.
     """
     counts = np.zeros((2, len(points)), dtype=np.int64)
+    if not len(points):
+        return counts
+    first, last = int(points[0]), int(points[-1])
     before = np.zeros(2, dtype=np.int64)
     sums = np.zeros(_BLOCK + 1, dtype=np.int64)
     with path.open("rb") as file:
-        file.seek(contig.offset)
-        for start in range(0, contig.length, _BLOCK):
-            end = min(start + _BLOCK, contig.length)
+        file.seek(contig.offset + first)
+        for start in range(first, last, _BLOCK):
+            end = min(start + _BLOCK, last)
             block = np.frombuffer(file.read(end - start), dtype=np.uint8)
             here = slice(
                 np.searchsorted(points, start, side="right"),

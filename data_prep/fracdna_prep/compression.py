@@ -12,6 +12,8 @@ from fracdna_prep.errors import InputError
 
 # The empty block that ends every bgzip file (SAM specification, section 4.1.2).
 _BGZF_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+# Editors on Windows put it before text in UTF-8.
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FOREIGN = {
     b"BZh": "bzip2: unpack it with bunzip2",
     b"\xfd7zXZ": "xz: unpack it with unxz",
@@ -75,7 +77,7 @@ def compression_of(path: Path | str) -> Compression:
 
 @contextlib.contextmanager
 def open_unpacked(path: Path | str) -> Iterator[BinaryIO]:
-    """The unpacked bytes of a file.
+    """The unpacked bytes of a file, behind its byte order mark where it has one.
 
     Raises:
         InputError: unreadable, truncated, damaged or packed in another way; also while reading.
@@ -84,4 +86,6 @@ def open_unpacked(path: Path | str) -> Iterator[BinaryIO]:
     with reading_refusals(path):
         opener = gzip.open if packed else open
         with opener(path, "rb") as file:
+            if file.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
+                file.seek(0)
             yield file

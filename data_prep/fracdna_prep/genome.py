@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from fracdna_prep.build_store import build_store, plan_store
+from fracdna_prep.compression import reading_refusals
 from fracdna_prep.composition import prefix_counts
 from fracdna_prep.errors import InputError
 from fracdna_prep.interval import Interval
@@ -22,6 +23,7 @@ from fracdna_prep.store_layout import (
     id_tables,
 )
 from fracdna_prep.vocabulary import DNA
+from fracdna_prep.wording import listed
 
 _FORWARD_IDS, _REVERSE_IDS = id_tables(DNA)
 _BLOCK = 1 << 20
@@ -40,6 +42,7 @@ class GenomeStore:
     def __init__(self, directory: Path | str) -> None:
         self._directory = Path(directory).absolute()
         self._record = StoreRecord.read(self._directory)
+        _check_size(self._directory / BASES_FILE, self._record.length)
         self._by_name = {contig.name: contig for contig in self._record.contigs}
         self._lengths = {contig.name: contig.length for contig in self._record.contigs}
         self._map: np.ndarray | None = None
@@ -188,10 +191,9 @@ class GenomeStore:
         try:
             return self._by_name[name]
         except KeyError:
-            names = ", ".join(list(self._by_name)[:5])
             raise InputError(
                 f"contig {name!r} is not in the genome store {self._directory}, which has "
-                f"{len(self._by_name)}: {names}, ..."
+                f"{listed(self._by_name)}"
             ) from None
 
     def _bytes(self, interval: Interval) -> np.ndarray:
@@ -219,18 +221,21 @@ def _open_map(path: Path, length: int) -> np.ndarray:
     """The bases file as a read-only array; a plain array, because np.memmap slices slowly."""
     if not length:
         return np.empty(0, dtype=np.uint8)
-    try:
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (FileNotFoundError, ValueError) as error:
-        raise InputError(f"{path} is missing or empty: build the genome store again") from error
-    except PermissionError as error:
-        raise InputError(f"no permission to read {path}") from error
-    if len(mapped) != length:
-        raise InputError(
-            f"{path} has {len(mapped)} bytes instead of {length}: build the genome store again"
-        )
+    # Again, because the process that opened the store may have done so long ago.
+    _check_size(path, length)
+    with reading_refusals(path), path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return np.frombuffer(mapped, dtype=np.uint8)
+
+
+def _check_size(path: Path, length: int) -> None:
+    """Notices at once a bases file that was cut or never copied; verify finds the rest."""
+    with reading_refusals(path):
+        size = path.stat().st_size
+    if size != length:
+        raise InputError(
+            f"{path} has {size} bytes instead of {length}: remove the store and build it again"
+        )
 
 
 def _digest(file: BinaryIO, length: int) -> str:

@@ -1,13 +1,13 @@
 """Contig names of a genome against those of a BED or VCF, compared before anything is read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fracdna_prep.compression import open_unpacked
 from fracdna_prep.errors import InputError
+from fracdna_prep.wording import counted, listed
 
-_SHOWN = 8
 _MITOCHONDRION = ("M", "MT")
 
 
@@ -16,13 +16,15 @@ class NameReport:
     """How the names of some intervals match those of a genome.
 
     Attributes:
-        matched: names that the genome has, in order of appearance.
-        missing: names that the genome lacks.
+        renamed: names of the intervals that are read under another name, and those.
+        matched: the genome's names that intervals use, in order of appearance.
+        missing: names of the intervals that the genome lacks.
         unused: names of the genome that no interval uses.
-        proposal: what rename=chr_prefix would make of the missing names; None where that explains
-            not all of them or is not one to one.
+        proposal: what rename=chr_prefix would make of the missing names; None where it was asked
+            for, explains not all of them or is not one to one.
     """
 
+    renamed: dict[str, str]
     matched: tuple[str, ...]
     missing: tuple[str, ...]
     unused: tuple[str, ...]
@@ -31,26 +33,37 @@ class NameReport:
     def describe(self) -> str:
         """The report as text, with the first names of each kind."""
         lines = [
-            f"names matched: {_list(self.matched)}",
-            f"in the intervals only: {_list(self.missing)}",
-            f"in the genome only: {_list(self.unused)}",
+            f"names matched: {listed(self.matched)}",
+            f"in the intervals only: {listed(self.missing)}",
+            f"in the genome only: {listed(self.unused)}",
         ]
+        if self.renamed:
+            lines.insert(0, f"renamed {_arrows(self.renamed)}")
         if self.proposal:
-            pairs = [f"{name} -> {target}" for name, target in self.proposal.items()]
-            lines.append(f"rename=chr_prefix would read {_list(pairs)}")
+            lines.append(f"rename=chr_prefix would read {_arrows(self.proposal)}")
         return "\n".join(lines)
 
 
-def match_names(names: Iterable[str], genome: Iterable[str]) -> NameReport:
-    """Compares the names of intervals with those of a genome."""
+def match_names(names: Iterable[str], genome: Iterable[str], rename: str = "none") -> NameReport:
+    """Compares the names of intervals, after renaming them, with those of a genome.
+
+    Raises:
+        InputError: as resolve_names.
+    """
     used, known = dict.fromkeys(names), dict.fromkeys(genome)
-    matched = tuple(name for name in used if name in known)
-    missing = tuple(name for name in used if name not in known)
-    unused = tuple(name for name in known if name not in used)
-    proposal = _by_prefix(missing, set(known)) if missing else None
-    if proposal is not None and not _is_one_to_one(matched, proposal):
+    mapping = resolve_names(used, known, rename)
+    matched = dict.fromkeys(mapping.values())
+    missing = tuple(name for name in used if name not in mapping)
+    proposal = _by_prefix(missing, set(known)) if missing and rename != "chr_prefix" else None
+    if proposal is not None and not _is_one_to_one(tuple(matched), proposal):
         proposal = None
-    return NameReport(matched, missing, unused, proposal)
+    return NameReport(
+        renamed={name: target for name, target in mapping.items() if name != target},
+        matched=tuple(matched),
+        missing=missing,
+        unused=tuple(name for name in known if name not in matched),
+        proposal=proposal,
+    )
 
 
 def resolve_names(
@@ -83,6 +96,22 @@ def resolve_names(
     return found
 
 
+def check_rename(rename: str) -> None:
+    """Refuses a file of pairs that cannot be read, also where no name needs it.
+
+    Raises:
+        InputError: as read_name_pairs; also says what else `rename` may be.
+    """
+    if rename in ("none", "chr_prefix"):
+        return
+    try:
+        read_name_pairs(rename)
+    except InputError as error:
+        raise InputError(
+            f"rename={rename}: {error}; it is none, chr_prefix or a file of two columns"
+        ) from error
+
+
 def read_name_pairs(path: Path | str) -> dict[str, str]:
     """Reads a two-column file: the name in the BED or VCF, then the name in the genome.
 
@@ -97,7 +126,7 @@ def read_name_pairs(path: Path | str) -> dict[str, str]:
                 continue
             if len(words) != 2:
                 raise InputError(
-                    f"{path}:{number}: {len(words)} word(s), expected two names: the interval's "
+                    f"{path}:{number}: {counted(len(words), 'word')}, expected two names: the interval's "
                     "and the genome's"
                 )
             if words[0] in pairs:
@@ -135,7 +164,34 @@ def _refuse_joined(mapping: dict[str, str], rename: str) -> None:
         owner[target] = name
 
 
-def _list(names: Iterable[str]) -> str:
-    names = list(names)
-    shown = ", ".join(names[:_SHOWN]) or "none"
-    return shown if len(names) <= _SHOWN else f"{shown}, ... ({len(names)} names)"
+def _arrows(pairs: Mapping[str, str]) -> str:
+    return listed(f"{name} -> {target}" for name, target in pairs.items())
+
+
+def require_names(
+    names: Sequence[str], places: Sequence[str], contigs: Iterable[str], rename: str
+) -> Mapping[str, str]:
+    """The genome's name of each contig asked for, before anything is read.
+
+    Args:
+        names: contigs of rows.
+        places: where each row stands, for the message.
+        contigs: of the genome.
+        rename: as in resolve_names.
+
+    Raises:
+        InputError: a contig that the genome lacks and `rename` does not explain; the message shows
+            the row and both sets of names.
+    """
+    contigs = list(contigs)
+    mapping = resolve_names(names, contigs, rename)
+    for name, place in zip(names, places, strict=True):
+        if name not in mapping:
+            remedy = "correct the names, or give rename=chr_prefix or rename=<two-column file>"
+            if rename != "none":
+                remedy = f"rename={rename} does not explain it: correct the names or that option"
+            raise InputError(
+                f"{place}: contig {name!r} is not in the genome; {remedy}\n"
+                f"{match_names(names, contigs, rename).describe()}"
+            )
+    return mapping

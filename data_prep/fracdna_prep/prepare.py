@@ -32,7 +32,7 @@ from fracdna_prep.tables import (
 from fracdna_prep.window_plan import WindowPlan, fill_table, plan_windows
 
 _INTERVALS_FILE = "intervals.parquet"
-_SUMMARY_FILE = "summary.json"
+SUMMARY_FILE = "summary.json"
 
 
 def prepare(options: PrepareOptions) -> PreparationSummary:
@@ -79,7 +79,7 @@ def read_summary(output: Path | str) -> dict[str, Any]:
     Raises:
         InputError: there is no finished preparation.
     """
-    path = Path(output) / _SUMMARY_FILE
+    path = Path(output) / SUMMARY_FILE
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -118,7 +118,7 @@ def _write(
     metadata = _metadata(options, store, rows)
     # The summary marks a finished preparation, so it goes before the tables change.
     with writing_refusals(output):
-        (output / _SUMMARY_FILE).unlink(missing_ok=True)
+        (output / SUMMARY_FILE).unlink(missing_ok=True)
     _remove_foreign_tables(output, metadata["inputs_hash"])
     _write_intervals(output / _INTERVALS_FILE, rows, store, metadata)
     tables = []
@@ -137,7 +137,7 @@ def _write(
         row_problems=count_row_problems(rows, tables),
         options=options.plain(),
     )
-    with atomic_file(output / _SUMMARY_FILE) as temporary:
+    with atomic_file(output / SUMMARY_FILE) as temporary:
         temporary.write_text(json.dumps(summary.plain(), indent=1), encoding="utf-8")
     return summary
 

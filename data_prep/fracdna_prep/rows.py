@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fracdna_prep.bed import BedTable, read_bed
-from fracdna_prep.errors import InputError
-from fracdna_prep.names import NameReport, match_names, resolve_names
+from fracdna_prep.names import NameReport, match_names, require_names
 from fracdna_prep.options import PrepareOptions
 from fracdna_prep.splits import (
     NO_SPLIT,
@@ -133,18 +132,9 @@ def _rows_of_genome(options: PrepareOptions, contigs: Mapping[str, int]) -> Rows
 def _names_in_genome(
     bed: BedTable, contigs: Iterable[str], rename: str
 ) -> tuple[list[str], NameReport]:
-    report = match_names(bed.contigs, contigs)
-    mapping = resolve_names(bed.contigs, contigs, rename)
-    for row, name in enumerate(bed.contigs):
-        if name not in mapping:
-            remedy = "correct the names, or give rename=chr_prefix or rename=<two-column file>"
-            if rename != "none":
-                remedy = f"rename={rename} does not explain it: correct the names or that option"
-            raise InputError(
-                f"{bed.place_of(row)}: contig {name!r} is not in the genome; {remedy}\n"
-                f"{report.describe()}"
-            )
-    return [mapping[name] for name in bed.contigs], report
+    places = [bed.place_of(row) for row in range(len(bed))]
+    mapping = require_names(bed.contigs, places, contigs, rename)
+    return [mapping[name] for name in bed.contigs], match_names(bed.contigs, contigs)
 
 
 def _splits(

@@ -1,15 +1,15 @@
 """Who belongs to training, validation and test, and the proof that no base belongs to two."""
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import numpy as np
 
 from fracdna_prep.bed import BedTable
 from fracdna_prep.coverage import covered_bases, on_one_line, union
 from fracdna_prep.errors import InputError
+from fracdna_prep.wording import counted, listed
 
 SPLITS = ("train", "valid", "test")
 NO_SPLIT = "none"
@@ -21,6 +21,18 @@ _SYNONYMS = {
     "testing": "test",
 }
 _NAMED_PAIRS = 3
+# What is wrong, and what helps, when rows or the windows made from them overlap.
+_OVERLAP_TEXTS = {
+    "row": (
+        "rows of different splits overlap.",
+        "Give the shared bases to one split only, or set allow_split_overlap=true to accept it",
+    ),
+    "window": (
+        "windows of different splits overlap after widening and shifting.",
+        "Leave a gap of at least one window between the splits, shorten length, or set "
+        "allow_split_overlap=true to accept it",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -40,11 +52,13 @@ class Overlap:
     Attributes:
         splits: their names.
         bases: how many bases belong to windows of both.
+        meeting: how many windows of the first meet one of the second.
         pairs: the first pairs of windows, as indices into the arrays that were checked.
     """
 
     splits: tuple[str, str]
     bases: int
+    meeting: int
     pairs: tuple[tuple[int, int], ...]
 
 
@@ -95,68 +109,17 @@ def splits_by_chromosome(
     if not validation and not test:
         raise InputError(
             "split=chromosome needs validation_chromosomes or test_chromosomes; the genome has "
-            f"{', '.join(contigs[:10])}"
+            f"{listed(contigs)}"
         )
     for name in (*validation, *test):
         if name not in contigs:
             raise InputError(
-                f"split=chromosome names {name!r}, but the genome has {', '.join(contigs[:10])}"
+                f"split=chromosome names {name!r}, but the genome has {listed(contigs)}"
             )
         if (*validation, *test).count(name) > 1:
             raise InputError(f"split=chromosome lists {name!r} twice: give it one split")
     listed = dict.fromkeys(validation, "valid") | dict.fromkeys(test, "test")
     return {name: listed.get(name, "train") for name in contigs}
-
-
-def split_blocks(
-    contigs: Mapping[str, int],
-    *,
-    block_size: int,
-    guard: int,
-    validation_fraction: float,
-    test_fraction: float,
-    seed: int,
-) -> list[SplitRegion]:
-    """Cuts a genome in blocks, draws those of validation and test, and leaves gaps between.
-
-    Neighbouring blocks of one split are joined. Where the split changes, `guard` bases belong to
-    nobody; training gives them up where it can. The draw ranks hashes of (seed, contig, block),
-    so it is the same on any machine and with any version of a random generator.
-
-    Args:
-        contigs: name to length.
-        block_size: bases.
-        guard: bases between two splits.
-        validation_fraction: share of the blocks, at least one block when above 0.
-        test_fraction: likewise.
-        seed: of the draw.
-
-    Raises:
-        InputError: sizes that leave nothing, or too few blocks for the splits asked for.
-    """
-    _check_blocks(block_size, guard, validation_fraction, test_fraction)
-    blocks = [
-        (name, start) for name, length in contigs.items() for start in range(0, length, block_size)
-    ]
-    ranked = sorted(
-        blocks, key=lambda b: hashlib.sha256(f"{seed}\t{b[0]}\t{b[1]}".encode()).digest()
-    )
-    valid, test = (
-        max(1, round(fraction * len(blocks))) if fraction else 0
-        for fraction in (validation_fraction, test_fraction)
-    )
-    if valid + test >= len(blocks):
-        raise InputError(
-            f"{len(blocks)} blocks of {block_size:,} bases are too few for training, validation "
-            "and test: choose a smaller block_size"
-        )
-    drawn = dict.fromkeys(ranked[:valid], "valid")
-    drawn |= dict.fromkeys(ranked[valid : valid + test], "test")
-    regions = []
-    for name, length in contigs.items():
-        runs = _runs(name, length, block_size, drawn)
-        regions += _with_gaps(runs, guard)
-    return regions
 
 
 def regions_of_rows(
@@ -197,8 +160,10 @@ def find_overlaps(
         covered = union(starts[members[other]], ends[members[other]])
         bases = int(covered_bases(covered, *union(starts[members[one]], ends[members[one]])).sum())
         if bases:
-            pairs = _first_pairs(starts, ends, members[one], members[other], covered)
-            overlaps.append(Overlap((one, other), bases, pairs))
+            meets = covered_bases(covered, starts[members[one]], ends[members[one]]) > 0
+            offenders = members[one][meets]
+            pairs = _first_pairs(starts, ends, offenders, members[other])
+            overlaps.append(Overlap((one, other), bases, len(offenders), pairs))
     return overlaps
 
 
@@ -208,15 +173,17 @@ def check_overlap(
     ends: np.ndarray,
     splits: Sequence[str],
     *,
+    kind: str = "window",
     allow: bool = False,
 ) -> int:
-    """The hard check after all widening, shifting and tiling.
+    """The hard check, of the rows and again after all widening, shifting and tiling.
 
     Args:
         contigs: (W,) names.
         starts: (W,) not negative.
         ends: (W,) behind the starts.
         splits: (W,) names.
+        kind: what is checked, for the message: "row" or "window".
         allow: return the number instead of refusing; the caller records it.
 
     Returns:
@@ -235,12 +202,10 @@ def check_overlap(
         for pair in overlap.pairs:
             one, other = (f"{contigs[i]}:{starts[i]}-{ends[i]} ({splits[i]})" for i in pair)
             lines.append(f"  {one} and {other}, 0-based")
-    raise InputError(
-        "windows of different splits overlap after widening and shifting.\n"
-        + "\n".join(lines)
-        + "\nLeave a gap of at least one window between the splits, shorten length, or set "
-        "allow_split_overlap=true to accept it"
-    )
+        if rest := overlap.meeting - len(overlap.pairs):
+            lines.append(f"  ... and {counted(rest, f'more {kind}')} of {overlap.splits[0]}")
+    what, remedy = _OVERLAP_TEXTS[kind]
+    raise InputError("\n".join([what, *lines, remedy]))
 
 
 def _is_split(name: str) -> bool:
@@ -248,59 +213,14 @@ def _is_split(name: str) -> bool:
     return lower in SPLITS or lower in _SYNONYMS
 
 
-def _check_blocks(
-    block_size: int, guard: int, validation_fraction: float, test_fraction: float
-) -> None:
-    if block_size < 1 or not 0 <= guard < block_size:
-        raise InputError(
-            f"split=blocks needs block_size above guard, got block_size={block_size} and "
-            f"guard={guard}"
-        )
-    fractions = (validation_fraction, test_fraction)
-    if min(fractions) < 0 or not 0 < sum(fractions) < 1:
-        raise InputError(
-            "split=blocks needs fractions of at least 0 whose sum is between 0 and 1, got "
-            f"validation_fraction={validation_fraction} and test_fraction={test_fraction}"
-        )
-
-
-def _runs(
-    name: str, length: int, block_size: int, drawn: Mapping[tuple[str, int], str]
-) -> list[SplitRegion]:
-    """The blocks of one contig, neighbours of one split joined."""
-    runs: list[SplitRegion] = []
-    for start in range(0, length, block_size):
-        split, end = drawn.get((name, start), "train"), min(start + block_size, length)
-        if runs and runs[-1].split == split:
-            start = runs.pop().start
-        runs.append(SplitRegion(name, start, end, split))
-    return runs
-
-
-def _with_gaps(runs: list[SplitRegion], guard: int) -> list[SplitRegion]:
-    bounds = [[run.start, run.end] for run in runs]
-    for index, (left, right) in enumerate(pairwise(runs)):
-        if left.split == "train" and right.split != "train":
-            bounds[index][1] -= guard
-        else:
-            bounds[index + 1][0] += guard
-    return [
-        SplitRegion(run.contig, start, end, run.split)
-        for run, (start, end) in zip(runs, bounds, strict=True)
-        if start < end
-    ]
-
-
 def _first_pairs(
     starts: np.ndarray,
     ends: np.ndarray,
-    one: np.ndarray,
+    offenders: np.ndarray,
     other: np.ndarray,
-    covered: tuple[np.ndarray, np.ndarray],
 ) -> tuple[tuple[int, int], ...]:
-    """The first windows of one split that meet the other, each with the first that it meets."""
-    meets = covered_bases(covered, starts[one], ends[one]) > 0
-    offenders = one[meets][np.argsort(starts[one][meets], kind="stable")][:_NAMED_PAIRS]
+    """The first of some windows that meet others, each with the first that it meets."""
+    offenders = offenders[np.argsort(starts[offenders], kind="stable")][:_NAMED_PAIRS]
     partners = other[np.argsort(starts[other], kind="stable")]
     pairs = []
     for window in offenders:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
+import torch
 from torch.utils.data import DataLoader
 
 from fracdna.data.dataset import Batch, WindowDataset, as_is
@@ -34,7 +35,7 @@ class TrainingLoader(DataLoader[Batch]):
             batch_sampler=batches,
             num_workers=workers,
             collate_fn=as_is,
-            pin_memory=_has_cuda(),
+            pin_memory=torch.cuda.is_available(),
         )
         self.done = done
 
@@ -81,6 +82,11 @@ class WindowData(pl.LightningDataModule):
         validation_bases: int = 1 << 20,
     ) -> None:
         super().__init__()
+        if min(length, bases_per_step, steps, bases_per_batch or 1) < 1:
+            raise InputError(
+                f"data.length={length}, data.bases_per_step={bases_per_step}, "
+                f"data.bases_per_batch={bases_per_batch} and steps={steps} must be at least 1"
+            )
         if prepared is None:
             raise InputError("data.prepared is not set: name a folder written by `fracdna prepare`")
         self.store, self.table = open_prepared(prepared, length)
@@ -110,6 +116,11 @@ class WindowData(pl.LightningDataModule):
         share, rest = divmod(self.windows_per_step, devices)
         most = max(self.bases_per_batch // self.length, 1)
         accumulate = -(-share // most)
+        if len(self.validation) < devices:
+            raise InputError(
+                f"{self.table.path}: {len(self.validation)} validation windows cannot be shared by "
+                f"{devices} devices: use shorter windows or fewer devices"
+            )
         if rest or share % accumulate:
             raise InputError(
                 f"{self.windows_per_step} windows a step cannot be shared evenly by {devices} "
@@ -136,11 +147,10 @@ class WindowData(pl.LightningDataModule):
     def val_dataloader(self) -> DataLoader[Batch]:
         """Each validation window exactly once over all devices, without augmentation."""
         size, _ = self.batches(self.trainer.world_size)
-        count = min(len(self.validation), max(self.validation_bases // self.length, 1))
+        devices = self.trainer.world_size
+        count = min(len(self.validation), max(self.validation_bases // self.length, devices))
         chosen = np.linspace(0, len(self.validation) - 1, count).round().astype(int)
-        mine = [
-            (0, int(index)) for index in chosen[self.trainer.global_rank :: self.trainer.world_size]
-        ]
+        mine = [(0, int(index)) for index in chosen[self.trainer.global_rank :: devices]]
         groups = [mine[first : first + size] for first in range(0, len(mine), size)]
         return DataLoader(self.validation, batch_sampler=groups, collate_fn=as_is)
 
@@ -179,10 +189,3 @@ def open_prepared(prepared: str | Path, length: int) -> tuple[GenomeStore, Windo
             f"{path} was made from another genome than {store.directory}: prepare again"
         )
     return store, table
-
-
-def _has_cuda() -> bool:
-    """Pinned memory speeds the copy to a GPU and is a warning elsewhere."""
-    import torch
-
-    return torch.cuda.is_available()

@@ -4,11 +4,10 @@ from fracdna.embedding.command import run
 from fracdna.embedding.options import EmbeddingOptions
 from fracdna.embedding.region_states import embed_regions
 from fracdna.embedding.regions import Regions, place_regions, read_regions
-from fracdna.embedding.states import NotFinite, pooled_batches, pooled_states
+from fracdna.embedding.states import pooled_batches, pooled_states
 
 __all__ = [
     "EmbeddingOptions",
-    "NotFinite",
     "Regions",
     "embed_regions",
     "place_regions",

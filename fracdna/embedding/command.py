@@ -1,7 +1,6 @@
 """`fracdna embed`: regions of a genome to a Parquet file of pooled hidden states."""
 
 import contextlib
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from fracdna import __version__
-from fracdna.cli import FINE, ROW_PROBLEMS
+from fracdna.devices import choose_device
 from fracdna.embedding.options import EmbeddingOptions
 from fracdna.embedding.region_states import embed_regions
 from fracdna.embedding.regions import (
@@ -24,13 +23,14 @@ from fracdna.embedding.regions import (
     read_regions,
     whole_records,
 )
-from fracdna.embedding.states import NotFinite
 from fracdna.embedding.table import write_embeddings
-from fracdna.model.checkpoint import load_model, weights_hash
+from fracdna.model.checkpoint import load_model, model_hash
 from fracdna.model.heads import LanguageModel
+from fracdna.outcomes import FINE, ROW_PROBLEMS, NotFinite
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import check_writable, writing_refusals
 from fracdna_prep.genome import GenomeStore
+from fracdna_prep.prepare import SUMMARY_FILE, store_path
 from fracdna_prep.store_layout import RECORD_FILE
 
 _SHOWN = 10
@@ -58,11 +58,11 @@ def run(config: DictConfig) -> int:
         config: the composed configuration of configs/embed.yaml.
 
     Returns:
-        0; 1 where a region was dropped or clipped, or where a vector is NaN or infinite: then
-        nothing is written.
+        0; 1 where a region was dropped or clipped.
 
     Raises:
         InputError: unusable inputs or options.
+        NotFinite: a vector that is NaN or infinite; nothing is written.
     """
     with contextlib.ExitStack() as stack:
         job = _open(config, stack)
@@ -75,12 +75,11 @@ def run(config: DictConfig) -> int:
                 out=vectors, progress=config.progress,
             )  # fmt: skip
         except NotFinite as error:
-            print(
-                f"fracdna embed: {error}; nothing was written: check the weights of "
-                f"{config.checkpoint}, or compute with precision=float32",
-                file=sys.stderr,
-            )
-            return ROW_PROBLEMS
+            raise NotFinite(
+                f"{error}; nothing was written: check the weights of {config.checkpoint}, or "
+                "compute with precision=float32",
+                error.row,
+            ) from None
         seconds = time.perf_counter() - started
         write_embeddings(job.output, job.regions, job.store, vectors, job.metadata)
     _summarize(job, seconds)
@@ -99,8 +98,10 @@ def _open(config: DictConfig, stack: contextlib.ExitStack) -> _Job:
     ):
         if chosen[name] is None:
             raise InputError(f"{name}= is missing: name {what}")
+    if not isinstance(chosen["checkpoint"], str):
+        raise InputError(f"checkpoint={chosen['checkpoint']}: name one checkpoint, not several")
     output = _output_path(config.output)
-    device = _device(config.device, options.precision)
+    device = choose_device(config.device, options.precision)
     model = load_model(config.checkpoint, device)
     options.check_layer(model.backbone)
     store, regions = _open_regions(chosen, stack)
@@ -116,27 +117,6 @@ def _output_path(output: str) -> Path:
     # the folder: the table itself is renamed into place, also over an older one
     check_writable(path.parent)
     return path
-
-
-def _device(name: str, precision: str) -> torch.device:
-    """The device asked for, if it is there and computes in that precision."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InputError(f"device={name}: choose auto, cpu, cuda or cuda:<number>") from error
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device={name}: choose auto, cpu, cuda or cuda:<number>")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(
-            f"device={name}: PyTorch sees {torch.cuda.device_count()} CUDA devices here; use "
-            "device=cpu, or see `fracdna doctor`"
-        )
-    low = device.type == "cuda" and precision == "bf16"
-    if low and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise InputError(f"precision=bf16: device={name} has no bf16; use precision=float32")
-    return device
 
 
 def _open_regions(
@@ -176,8 +156,10 @@ def _open_genome(genome: str | None, folder: str | None, progress: bool) -> Geno
                 "once and kept, or name a folder written by `fracdna prepare`"
             )
         return GenomeStore.build(path, folder, progress=progress)
-    prepared = path / "genome"
-    return GenomeStore(prepared if (prepared / RECORD_FILE).is_file() else path)
+    if (path / SUMMARY_FILE).is_file():
+        return GenomeStore(store_path(path))
+    inside = path / "genome"
+    return GenomeStore(inside if (inside / RECORD_FILE).is_file() else path)
 
 
 def _metadata(
@@ -198,7 +180,7 @@ def _metadata(
         "version": __version__,
         "torch": torch.__version__,
         "checkpoint": str(chosen["checkpoint"]),
-        "weights_hash": weights_hash(model),
+        "model_hash": model_hash(model),
         "model": model.config,
         "genome": [source.name for source in store.record.sources],
         "genome_checksum": store.checksum,

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
+from fracdna.devices import choose_precision
 from fracdna.model.backbone import Backbone
 from fracdna_prep.errors import InputError
 
 POOLINGS = ("mean", "centre", "last")
 STRANDS = ("forward", "reverse", "average")
-PRECISIONS = ("float32", "bf16")
 FINAL_NORM = -1
 
 
@@ -44,12 +44,12 @@ class EmbeddingOptions:
         for name, choices in (
             ("pooling", POOLINGS),
             ("strand", STRANDS),
-            ("precision", PRECISIONS),
         ):
             if getattr(self, name) not in choices:
                 raise InputError(
                     f"{name}={getattr(self, name)}: choose one of {', '.join(choices)}"
                 )
+        choose_precision(self.precision)
         for name in ("batch_bases", "segment"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}: it is at least 1 base")

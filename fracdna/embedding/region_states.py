@@ -7,8 +7,9 @@ from tqdm import tqdm
 
 from fracdna.embedding.options import DEFAULTS, EmbeddingOptions
 from fracdna.embedding.regions import RegionIds, Regions, place_regions
-from fracdna.embedding.states import NotFinite, pooled_batches
+from fracdna.embedding.states import pooled_batches
 from fracdna.model.heads import LanguageModel
+from fracdna.outcomes import NotFinite
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.interval import Interval
 
@@ -59,5 +60,5 @@ def embed_regions(
         except NotFinite as error:
             row = int(usable[error.row])
             message = f"row {row} ({regions.intervals[row]}): its vector holds NaN or infinity"
-            raise NotFinite(row, message) from None
+            raise NotFinite(message, row) from None
     return out

@@ -12,7 +12,7 @@ from fracdna_prep.compression import open_unpacked
 from fracdna_prep.errors import InputError
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.interval import Interval
-from fracdna_prep.names import match_names, resolve_names
+from fracdna_prep.names import require_names
 from fracdna_prep.records import is_annotated
 from fracdna_prep.vocabulary import DNA
 from fracdna_prep.windows import OK, STATUSES, row_problems
@@ -150,7 +150,8 @@ def place_regions(
     if not isinstance(asked, AskedRegions):
         intervals = list(asked)
         asked = AskedRegions(intervals, [None] * len(intervals), [f"region {i}" for i in intervals])
-    mapping = _genome_names(asked, contigs, rename)
+    names = [region.chromosome for region in asked.intervals]
+    mapping = require_names(names, asked.places, contigs, rename)
     named = [replace(region, chromosome=mapping[region.chromosome]) for region in asked.intervals]
     starts, ends, lengths = np.array(
         [(region.start, region.end, contigs[region.chromosome]) for region in named],
@@ -179,24 +180,6 @@ def _parse(text: str) -> Interval:
         if ":" in text:
             raise
         raise InputError(f"regions={text}: there is no such file, and {error}") from None
-
-
-def _genome_names(
-    asked: AskedRegions, contigs: Mapping[str, int], rename: str
-) -> Mapping[str, str]:
-    """The genome's name of each contig asked for; refused where one is missing."""
-    names = [region.chromosome for region in asked.intervals]
-    mapping = resolve_names(names, contigs, rename)
-    for name, place in zip(names, asked.places, strict=True):
-        if name not in mapping:
-            remedy = "correct the names, or give rename=chr_prefix or rename=<two-column file>"
-            if rename != "none":
-                remedy = f"rename={rename} does not explain it: correct the names or that option"
-            raise InputError(
-                f"{place}: contig {name!r} is not in the genome; {remedy}\n"
-                f"{match_names(names, contigs).describe()}"
-            )
-    return mapping
 
 
 def _clipped(region: Interval, contig_length: int) -> tuple[Interval, str]:

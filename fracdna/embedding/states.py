@@ -13,6 +13,7 @@ from fracdna.embedding.options import DEFAULTS, FINAL_NORM, EmbeddingOptions
 from fracdna.embedding.pooling import Pool
 from fracdna.model.backbone import Backbone
 from fracdna.model.heads import LanguageModel
+from fracdna.outcomes import NotFinite
 from fracdna_prep.errors import InputError
 from fracdna_prep.vocabulary import DNA
 
@@ -42,19 +43,6 @@ class ReverseComplement:
     def __getitem__(self, part: slice, /) -> np.ndarray:
         first, last, _ = part.indices(len(self))
         return DNA.reverse_complement(self.ids[len(self) - last : len(self) - first])
-
-
-class NotFinite(ArithmeticError):
-    """A vector holds NaN or infinity.
-
-    Args:
-        row: of the first sequence, in the order given, that is affected.
-        message: what is shown.
-    """
-
-    def __init__(self, row: int, message: str) -> None:
-        super().__init__(message)
-        self.row = row
 
 
 def pooled_states(
@@ -122,7 +110,7 @@ def pooled_batches(
             affected = rows[~np.isfinite(vectors).all(axis=1)]
             if affected.size:
                 row = _first_affected(passes, sequences, flips, done, int(affected.min()))
-                raise NotFinite(row, f"sequence {row}: its vector holds NaN or infinity")
+                raise NotFinite(f"sequence {row}: its vector holds NaN or infinity", row)
             done[rows] = True
             yield rows, vectors
 

@@ -23,11 +23,12 @@ class CellFolder:
     Args:
         folder: where the files are.
         regions: what is scored.
+        genome: checksum of the genome they lie on.
         force: compute everything again.
     """
 
-    def __init__(self, folder: Path, regions: Regions, force: bool = False) -> None:
-        self.folder, self.regions, self.force = folder, regions, force
+    def __init__(self, folder: Path, regions: Regions, genome: str, force: bool = False) -> None:
+        self.folder, self.regions, self.genome, self.force = folder, regions, genome, force
         self.bases = len(regions.intervals) * regions.width
 
     def get(
@@ -40,7 +41,7 @@ class CellFolder:
         self, key: str, length: int, score: Callable[[], list[RegionScores]], bar: tqdm
     ) -> list[RegionScores]:
         """The scores of models that are computed together."""
-        text = f"{FORMAT} {key} {length} {self.regions.manifest_hash}"
+        text = f"{FORMAT} {key} {length} {self.regions.manifest_hash} {self.genome}"
         path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.npz"
         found = None if self.force else _read(path)
         if found is not None:

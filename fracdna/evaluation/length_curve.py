@@ -1,7 +1,7 @@
 """Likelihood of the same bases under windows of one length: for networks and for count models."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from fracdna.evaluation.likelihood import token_nll
 from fracdna.evaluation.markov import MarkovCounts, MarkovModel
 from fracdna.evaluation.regions import Regions
 from fracdna.model.heads import LanguageModel
+from fracdna.outcomes import NotFinite
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.interval import Interval
 from fracdna_prep.vocabulary import DNA
@@ -30,8 +31,8 @@ class RegionScores:
         n_skipped: N among the targets.
         pad_skipped: PAD among the targets.
         scored: SHA-256 over coordinates and counted positions: equal at every length.
-        bucket_nats: (buckets,) float64, by position in the window; bucket b holds the positions
-            from 2^b - 1 to 2^(b+1) - 2, counted from 0.
+        bucket_nats: (buckets,) float64 by position in the window, NaN for count models; bucket b
+            holds the positions from 2^b - 1 to 2^(b+1) - 2, counted from 0.
         bucket_tokens: (buckets,) int64.
     """
 
@@ -50,42 +51,60 @@ def position_buckets(length: int) -> np.ndarray:
     return np.floor(np.log2(np.arange(1, length + 1))).astype(np.int64)
 
 
+Scores = dict[str, dict[int, RegionScores]]  # by model, by length
+
+
 class _Tally:
-    """Sums of one model at one length while they grow."""
+    """What is counted, whatever the model; the sums of nats come to it when they are known."""
 
     def __init__(self, regions: Regions, length: int) -> None:
-        count = len(regions.intervals)
         self.regions, self.length = regions, length
-        self.nats, self.nats_acgt = np.zeros((2, count))
-        self.tokens = np.zeros(count, dtype=np.int64)
-        self.skipped = {"n": 0, "pad": 0}
+        self.tokens = np.zeros(len(regions.intervals), dtype=np.int64)
+        self.n_skipped = self.pad_skipped = 0
         self.digest = hashlib.sha256()
         self.buckets = position_buckets(length)
-        self.bucket_nats = np.zeros(self.buckets[-1] + 1)
         self.bucket_tokens = np.zeros(self.buckets[-1] + 1, dtype=np.int64)
 
-    def add(self, region: int, ids: np.ndarray, counted: np.ndarray) -> None:
-        """Count the targets of one region, (windows, length)."""
-        interval = self.regions.intervals[region]
-        place = f"{interval.chromosome}\t{interval.start}\t{interval.end}\n"
-        self.digest.update(place.encode() + np.packbits(counted.ravel()).tobytes())
-        self.tokens[region] += counted.sum()
-        self.skipped["pad"] += int((ids == DNA.pad).sum())
-        self.skipped["n"] += int((~counted & (ids != DNA.pad)).sum())
-        by_position = counted.sum(0)
-        self.bucket_tokens += np.bincount(self.buckets, by_position).astype(np.int64)
+    def read(self, store: GenomeStore) -> Iterator[np.ndarray]:
+        """The windows of each region in turn, (windows, length) uint8, counted on the way."""
+        for region, interval in enumerate(self.regions.intervals):
+            ids = store.fetch(interval).reshape(-1, self.length)
+            counted = np.isin(ids, DNA.bases)
+            place = f"{interval.chromosome}\t{interval.start}\t{interval.end}\n"
+            self.digest.update(place.encode() + np.packbits(counted.ravel()).tobytes())
+            self.tokens[region] = counted.sum()
+            pads = int((ids == DNA.pad).sum())
+            self.pad_skipped += pads
+            self.n_skipped += int((~counted).sum()) - pads
+            by_bucket = np.bincount(self.buckets, counted.sum(0))
+            self.bucket_tokens += by_bucket.astype(np.int64)
+            yield ids
 
-    def result(self) -> RegionScores:
-        """The sums so far."""
+    def result(
+        self, nats: np.ndarray, nats_acgt: np.ndarray, bucket_nats: np.ndarray
+    ) -> RegionScores:
+        """Everything together.
+
+        Raises:
+            NotFinite: nats that are no number, with the region.
+        """
+        for region in np.flatnonzero(~np.isfinite(nats)):
+            interval = self.regions.intervals[region]
+            raise NotFinite(
+                f"region {interval} at length {self.length}: the likelihood is {nats[region]}; "
+                "check the weights, or compute with precision=float32",
+                int(region),
+            )
         return RegionScores(
-            self.nats, self.nats_acgt, self.tokens, self.skipped["n"], self.skipped["pad"],
-            self.digest.hexdigest(), self.bucket_nats, self.bucket_tokens,
-        )  # fmt: skip
-
-
-def read_windows(store: GenomeStore, interval: Interval, length: int) -> np.ndarray:
-    """A region cut in consecutive windows, (windows, length) uint8 ids."""
-    return store.fetch(interval).reshape(-1, length)
+            nats=nats,
+            nats_acgt=nats_acgt,
+            tokens=self.tokens,
+            n_skipped=self.n_skipped,
+            pad_skipped=self.pad_skipped,
+            scored=self.digest.hexdigest(),
+            bucket_nats=bucket_nats,
+            bucket_tokens=self.bucket_tokens,
+        )
 
 
 @torch.inference_mode()
@@ -111,34 +130,40 @@ def score_network(
         progress: a bar to move on by bases.
 
     Raises:
-        FloatingPointError: a likelihood that is no number, with the region.
+        NotFinite: a likelihood that is no number, with the region.
     """
     device = model.backbone.embedding.weight.device
     tally = _Tally(regions, length)
-    size = max(batch_bases // length, 1)
-    buckets = torch.from_numpy(tally.buckets).to(device)
-    for region, interval in enumerate(regions.intervals):
-        windows = read_windows(store, interval, length)
-        sums = torch.zeros(2, dtype=torch.float64, device=device)
-        by_bucket = torch.zeros(len(tally.bucket_nats), dtype=torch.float64, device=device)
-        counted = []
-        for ids in torch.from_numpy(windows).split(size):
-            inputs, targets = next_base(ids.to(device))
-            low = precision != torch.float32
-            with torch.autocast(device.type, dtype=precision, enabled=low):
-                logits = model(inputs)
-            nll = token_nll(logits, targets).double()
-            sums += torch.stack([nll.sum(), _nll_acgt(logits, targets).double().sum()])
-            by_bucket.index_add_(0, buckets, nll.sum(0))
-            counted.append((targets != IGNORED).cpu().numpy())
-        tally.nats[region], tally.nats_acgt[region] = sums.cpu().numpy()
-        tally.bucket_nats += by_bucket.cpu().numpy()
-        tally.add(region, windows, np.concatenate(counted))
-        if not np.isfinite(tally.nats[region]):
-            raise FloatingPointError(f"likelihood of region {interval} is {tally.nats[region]}")
+    position_nats = torch.zeros(length, dtype=torch.float64, device=device)
+    window_nats = []
+    for ids in _batches(tally.read(store), max(batch_bases // length, 1)):
+        inputs, targets = next_base(torch.from_numpy(ids).to(device))
+        low = precision != torch.float32
+        with torch.autocast(device.type, dtype=precision, enabled=low):
+            logits = model(inputs)
+        nll = token_nll(logits, targets).double()
+        acgt = _nll_acgt(logits, targets).double()
+        window_nats.append(torch.stack([nll.sum(1), acgt.sum(1)]))
+        position_nats += nll.sum(0)
         if progress is not None:
-            progress.update(interval.width)
-    return tally.result()
+            progress.update(ids.size)
+    # read once at the end: a look at every batch would make the device wait
+    windows = torch.cat(window_nats, dim=1).cpu().numpy()
+    nats, nats_acgt = windows.reshape(2, len(regions.intervals), -1).sum(-1)
+    bucket_nats = np.bincount(tally.buckets, position_nats.cpu().numpy())
+    return tally.result(nats, nats_acgt, bucket_nats)
+
+
+def _batches(windows: Iterator[np.ndarray], size: int) -> Iterator[np.ndarray]:
+    """Windows of all regions in batches of one size, the last one smaller."""
+    waiting: list[np.ndarray] = []
+    for ids in windows:
+        waiting += list(ids)
+        while len(waiting) >= size:
+            yield np.stack(waiting[:size])
+            waiting = waiting[size:]
+    if waiting:
+        yield np.stack(waiting)
 
 
 def _nll_acgt(logits: Tensor, targets: Tensor) -> Tensor:
@@ -157,19 +182,17 @@ def score_counts(
     progress: tqdm | None = None,
 ) -> list[RegionScores]:
     """The same for count models: one result per order, 0 first."""
-    tallies = [_Tally(regions, length) for _ in range(model.max_order + 1)]
+    tally = _Tally(regions, length)
     bos = np.array([DNA.bos], dtype=np.uint8)
-    for region, interval in enumerate(regions.intervals):
-        windows = read_windows(store, interval, length)
-        counted = np.isin(windows, DNA.bases)
+    nats = []
+    for windows in tally.read(store):
         joined = np.concatenate([np.concatenate([bos, window]) for window in windows])
-        nats, _ = model.sums(joined)
-        for tally, total in zip(tallies, nats, strict=True):
-            tally.nats[region] = tally.nats_acgt[region] = total
-            tally.add(region, windows, counted)
+        nats.append(model.sums(joined)[0])
         if progress is not None:
-            progress.update(interval.width)
-    return [tally.result() for tally in tallies]
+            progress.update(windows.size)
+    # no row of a count model is anything but a base, and by position nothing is kept
+    unknown = np.full(len(tally.bucket_tokens), np.nan)
+    return [tally.result(order, order, unknown) for order in np.stack(nats, axis=1)]
 
 
 def count_training_bases(

@@ -65,8 +65,11 @@ class TokenLikelihood(Metric):
 
 
 def perplexity(nll_nats: float) -> float:
-    """exp of the nats per token."""
-    return math.exp(nll_nats)
+    """exp of the nats per token; infinite where that leaves the floats."""
+    try:
+        return math.exp(nll_nats)
+    except OverflowError:
+        return math.inf
 
 
 def bits_per_base(nll_nats: float) -> float:

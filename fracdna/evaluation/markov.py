@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 HIGHEST_ORDER = 12
+STRENGTH = 16.0  # of the shorter context's prediction, in counts
 TABLED_ORDER = 10  # up to here nats are looked up; above, a table of float64 would outgrow memory
 BLOCK = 2**18  # positions handled at once: the working arrays stay within a few tens of MB
 
@@ -103,7 +104,7 @@ class MarkovModel:
     Source: MacKay and Peto 1995, A hierarchical Dirichlet language model, with one fixed strength.
     """
 
-    def __init__(self, counts: MarkovCounts, strength: float = 16.0) -> None:
+    def __init__(self, counts: MarkovCounts, strength: float = STRENGTH) -> None:
         if not strength > 0:
             raise InputError(f"strength={strength}: the prior needs a positive weight, e.g. 16")
         self.max_order = counts.max_order

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fracdna_prep.coverage import union
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import atomic_file
 from fracdna_prep.genome import GenomeStore
@@ -68,6 +69,16 @@ def check_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
             "score the same bases; use powers of two"
         )
     return ordered
+
+
+def merged(intervals: Sequence[Interval]) -> list[Interval]:
+    """The same bases on the forward strand, each in one interval only, sorted within contigs."""
+    bases: list[Interval] = []
+    for contig in dict.fromkeys(interval.chromosome for interval in intervals):
+        mine = [(i.start, i.end) for i in intervals if i.chromosome == contig]
+        starts, ends = union(*np.array(mine, dtype=np.int64).T)
+        bases += [Interval(contig, int(s), int(e)) for s, e in zip(starts, ends, strict=True)]
+    return bases
 
 
 def choose_regions(

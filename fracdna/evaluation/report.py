@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,14 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fracdna.evaluation.length_curve import RegionScores
+from fracdna.evaluation.length_curve import RegionScores, Scores
 from fracdna.evaluation.likelihood import bits_per_base, perplexity
 from fracdna.evaluation.regions import Regions
 from fracdna.evaluation.statistics import interval_95, resampled_nll
 from fracdna.pictures import Line, draw_lines
 from fracdna_prep.files import atomic_file
 
-Scores = dict[str, dict[int, RegionScores]]
 COUNT_MODEL = "markov-"
 
 
@@ -30,8 +30,8 @@ class Row(NamedTuple):
     nll_nats: float
     bits_per_base: float
     perplexity: float
-    perplexity_low: float
-    perplexity_high: float
+    perplexity_low: float | None
+    perplexity_high: float | None
     perplexity_acgt: float
 
 
@@ -51,6 +51,7 @@ def write_report(
         A table for the terminal.
     """
     rows = [row for model, cells in scores.items() for row in _rows(model, regions, cells)]
+    rows += _uniform_rows([row for row in rows if row.model == networks[0]])
     positions = [row for model in networks for row in _position_rows(model, scores[model])]
     best = best_count_model(scores)
     _write_csv(output / "table.csv", Row._fields, rows)
@@ -58,7 +59,6 @@ def write_report(
     _write_csv(output / "positions.csv", fields, positions)
     _write_samples(output / "samples.parquet", scores)
     _draw(output, scores, rows, positions, networks, best)
-    any_cell = next(iter(next(iter(scores.values())).values()))
     result = settings | {
         "regions": {
             "count": len(regions.intervals),
@@ -84,7 +84,8 @@ def write_report(
     }
     with atomic_file(output / "result.json") as temporary:
         temporary.write_text(json.dumps(result, indent=1) + "\n")
-    return _terminal_table(rows, networks, best, int(any_cell.tokens.sum()), output)
+    cell = next(iter(scores[networks[0]].values()))
+    return _terminal_table(rows, networks, best, cell, output)
 
 
 def best_count_model(scores: Scores) -> str | None:
@@ -110,13 +111,39 @@ def _rows(model: str, regions: Regions, cells: dict[int, RegionScores]) -> list[
     for length, cell in cells.items():
         for contig, chosen in groups.items():
             nats, tokens = cell.nats[chosen], cell.tokens[chosen]
+            if not tokens.sum():
+                continue
             nll = float(nats.sum() / tokens.sum())
-            low, high = interval_95(resampled_nll(nats, tokens))
-            acgt = float(cell.nats_acgt[chosen].sum() / tokens.sum())
+            low, high = _perplexity_interval(nats, tokens)
+            acgt = perplexity(float(cell.nats_acgt[chosen].sum() / tokens.sum()))
             counted, bits = int(tokens.sum()), bits_per_base(nll)
-            values = [perplexity(nats) for nats in (nll, low, high, acgt)]
-            rows.append(Row(model, contig, length, counted, nll, bits, *values))
+            rows.append(
+                Row(model, contig, length, counted, nll, bits, perplexity(nll), low, high, acgt)
+            )
     return rows
+
+
+def _uniform_rows(like: list[Row]) -> list[Row]:
+    """The guess that knows nothing: 2 bits a base."""
+    nll = math.log(4)
+    bits, four = bits_per_base(nll), perplexity(nll)
+    return [
+        row._replace(
+            model="uniform", nll_nats=nll, bits_per_base=bits, perplexity=four,
+            perplexity_low=four, perplexity_high=four, perplexity_acgt=four,
+        )
+        for row in like
+    ]  # fmt: skip
+
+
+def _perplexity_interval(
+    nats: np.ndarray, tokens: np.ndarray
+) -> tuple[float, float] | tuple[None, None]:
+    """95 % by resampling regions; one region alone says nothing about the spread."""
+    if len(tokens) < 2:
+        return None, None
+    low, high = interval_95(resampled_nll(nats, tokens))
+    return perplexity(low), perplexity(high)
 
 
 def _position_rows(model: str, cells: dict[int, RegionScores]) -> list[tuple]:
@@ -140,7 +167,8 @@ def _differences(scores: Scores, networks: list[str], best: str | None) -> list[
             for length, cell in scores[model].items():
                 against = scores[other][length]
                 both = resampled_nll(np.stack([cell.nats, against.nats]), cell.tokens)
-                low, high = interval_95(both[0] - both[1])
+                several = len(cell.tokens) > 1
+                low, high = interval_95(both[0] - both[1]) if several else (None, None)
                 mean = float((cell.nats - against.nats).sum() / cell.tokens.sum())
                 pair = {"model": model, "minus": other, "length": length}
                 found.append(pair | {"nll_nats": mean, "low": low, "high": high})
@@ -181,12 +209,11 @@ def _draw(
     lines = []
     for model in dict.fromkeys(shown):
         mine = [row for row in rows if row.model == model and row.contig == "all"]
-        x, y, low, high = zip(
-            *[(r.length, r.perplexity, r.perplexity_low, r.perplexity_high) for r in mine],
-            strict=True,
-        )
+        x, y = [row.length for row in mine], [row.perplexity for row in mine]
+        low, high = [r.perplexity_low for r in mine], [r.perplexity_high for r in mine]
+        band = (None, None) if None in low else (low, high)
         name = f"{model} (best count model)" if model == best else model
-        lines.append(Line(name, x, y, low, high, reference=model not in networks))
+        lines.append(Line(name, x, y, *band, reference=model not in networks))
     title = "Perplexity by window length, the same bases at every length"
     draw_lines(output / "perplexity.png", lines, xlabel="window length (bases)", title=title)
     lines = []
@@ -198,18 +225,31 @@ def _draw(
 
 
 def _terminal_table(
-    rows: list[Row], networks: list[str], best: str | None, counted: int, output: Path
+    rows: list[Row], networks: list[str], best: str | None, cell: RegionScores, output: Path
 ) -> str:
     """Perplexities side by side, the best count model named and compared."""
-    table = {(row.model, row.length): row.perplexity for row in rows if row.contig == "all"}
-    lengths = sorted({length for _, length in table})
-    names = list(dict.fromkeys(model for model, _ in table))
-    width = max(map(len, names)) + 2
-    lines = [f"perplexity on the same {counted:,} bases at every length (uniform guess: 4)"]
-    lines.append(" " * width + "".join(f"{length:>9,}" for length in lengths))
+    rows = [row for row in rows if row.contig == "all"]
+    table = {(row.model, row.length): row.perplexity for row in rows}
+    lengths = sorted({row.length for row in rows})
+    names = list(dict.fromkeys(row.model for row in rows))
+    width = max(map(len, names)) + 6
+
+    def line(name: str, values: list[float], digits: int, end: str = "") -> str:
+        return f"{name:<{width}}" + "".join(f"{v:9.{digits}f}" for v in values) + end
+
+    lines = [
+        f"the same bases at every length: {int(cell.tokens.sum()):,} counted, "
+        f"{cell.n_skipped:,} N and {cell.pad_skipped:,} pads skipped",
+        f"{'perplexity':<{width}}" + "".join(f"{length:>9,}" for length in lengths),
+    ]
     for name in names:
-        values = "".join(f"{table[name, length]:9.4f}" for length in lengths)
-        lines.append(f"{name:<{width}}{values}" + ("  <- best count model" if name == best else ""))
+        values = [table[name, length] for length in lengths]
+        lines.append(line(name, values, 4, "  <- best count model" if name == best else ""))
+    for unit in ("nll_nats", "bits_per_base"):
+        lines.append("nats per base" if unit == "nll_nats" else "bits per base")
+        for name in networks:
+            values = [getattr(row, unit) for row in rows if row.model == name]
+            lines.append(line(name, values, 4))
     if best:
         lines += [_verdict(table, name, best, lengths) for name in networks]
     lines.append(f"tables and pictures in {output}")

@@ -2,9 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,22 +15,21 @@ import fracdna
 from fracdna.devices import choose_device, choose_precision, describe_device
 from fracdna.evaluation.cells import CellFolder
 from fracdna.evaluation.length_curve import (
-    RegionScores,
+    Scores,
     count_training_bases,
     score_counts,
     score_network,
 )
-from fracdna.evaluation.markov import MarkovModel
-from fracdna.evaluation.regions import Regions, check_lengths, choose_regions
-from fracdna.evaluation.report import write_report
-from fracdna.model.checkpoint import load_model, weights_hash
+from fracdna.evaluation.markov import HIGHEST_ORDER, STRENGTH, MarkovModel
+from fracdna.evaluation.regions import Regions, check_lengths, choose_regions, merged
+from fracdna.evaluation.report import COUNT_MODEL, write_report
+from fracdna.model.checkpoint import load_model, model_hash
 from fracdna.model.heads import LanguageModel
+from fracdna.outcomes import FINE
 from fracdna_prep.errors import InputError
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.interval import Interval
 from fracdna_prep.prepare import read_intervals_table, store_path
-
-Scores = dict[str, dict[int, RegionScores]]
 
 
 def evaluate(config: DictConfig) -> int:
@@ -60,11 +59,12 @@ def evaluate(config: DictConfig) -> int:
     training = intervals.get("train", ()) if config.markov else ()
     if config.output is None:
         raise InputError("output= is not set: name a folder for tables and pictures")
-    device, precision = choose_device(config.device), choose_precision(config.precision)
+    precision = choose_precision(config.precision)
+    device = choose_device(config.device, config.precision)
     output = Path(config.output).absolute()
     output.mkdir(parents=True, exist_ok=True)
     regions.write(output / "regions.parquet")
-    cells = CellFolder(output / "cells", regions, config.force)
+    cells = CellFolder(output / "cells", regions, store.checksum, config.force)
     scores = _score_networks(models, store, regions, lengths, cells, config, device, precision)
     if training:
         scores |= _score_counts(store, training, regions, lengths, cells, config.progress)
@@ -73,13 +73,14 @@ def evaluate(config: DictConfig) -> int:
         "config": OmegaConf.to_container(config, resolve=True),
         "version": fracdna.__version__,
         "torch": torch.__version__,
+        "cuda": torch.version.cuda,
         "device": describe_device(device),
         "precision": config.precision,
         "genome": store.checksum,
         "models": {
             name: {
                 "checkpoint": str(path),
-                "weights": weights_hash(model),
+                "weights": model_hash(model),
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "state_scalars": model.backbone.state_size(),
             }
@@ -89,7 +90,7 @@ def evaluate(config: DictConfig) -> int:
         "seconds": time.monotonic() - started,
     }
     print(write_report(output, regions, scores, list(models), settings))
-    return 0
+    return FINE
 
 
 def _open_models(paths: Sequence[str], names: Sequence[str] | None) -> dict[str, LanguageModel]:
@@ -114,13 +115,10 @@ def run_name(path: Path) -> str:
 
 
 def _open_genome(prepared: str | None) -> tuple[GenomeStore, dict[str, list[Interval]]]:
-    """The store and the intervals by split, on the forward strand."""
+    """The store and the bases of each split, each in one interval on the forward strand."""
     if prepared is None:
         raise InputError("prepared= is not set: name a folder written by `fracdna prepare`")
-    intervals = {
-        split: [Interval(i.chromosome, i.start, i.end) for i in rows]
-        for split, rows in read_intervals_table(prepared).items()
-    }
+    intervals = {split: merged(rows) for split, rows in read_intervals_table(prepared).items()}
     return GenomeStore(store_path(prepared)), intervals
 
 
@@ -139,11 +137,11 @@ def _score_networks(
     scores: Scores = {}
     with _bar(total, "networks", config.progress) as bar:
         for name, model in models.items():
-            key = f"{weights_hash(model)} {config.precision}"
+            key = f"{model_hash(model)} {config.precision} {device.type}"
             model.to(device)
             scores[name] = {}
             for length in lengths:
-                score = _later(
+                score = partial(
                     score_network, model, store, regions, length,
                     batch_bases=config.batch_bases, precision=precision, progress=bar,
                 )  # fmt: skip
@@ -163,22 +161,22 @@ def _score_counts(
     """All orders of the count model of the training split."""
     where = "\n".join(f"{i.chromosome} {i.start} {i.end}" for i in training)
     bases = sum(i.width for i in training)
-    with _bar(bases, "counting", progress) as bar:
-        model = MarkovModel(count_training_bases(store, training, progress=bar))
+
+    @cache
+    def model() -> MarkovModel:
+        with _bar(bases, "counting", progress) as bar:
+            return MarkovModel(count_training_bases(store, training, progress=bar))
+
     total = len(lengths) * len(regions.intervals) * regions.width
-    scores: Scores = {f"markov-{order}": {} for order in range(model.max_order + 1)}
+    scores: Scores = {f"{COUNT_MODEL}{order}": {} for order in range(HIGHEST_ORDER + 1)}
     with _bar(total, "count models", progress) as bar:
         for length in lengths:
-            score = _later(score_counts, model, store, regions, length, progress=bar)
-            found = cells.get_all(f"markov {where}", length, score, bar)
+            # counting waits until a cell is missing
+            score = lambda n=length: score_counts(model(), store, regions, n, progress=bar)  # noqa: E731
+            found = cells.get_all(f"{COUNT_MODEL}{STRENGTH} {where}", length, score, bar)
             for by_length, cell in zip(scores.values(), found, strict=True):
                 by_length[length] = cell
     return scores
-
-
-def _later(function: Callable[..., Any], *arguments: Any, **options: Any) -> Callable[[], Any]:
-    """A call that is made only if its result is not there yet."""
-    return lambda: function(*arguments, **options)
 
 
 def _bar(total: int, name: str, shown: bool) -> tqdm:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from fracdna.mixers.mixer import Mixer, Shared, valid_positions
-from fracdna.model.layers import RMSNorm, linear, residual_std, rotate
+from fracdna.model.layers import RMSNorm, linear, residual_std, rotary_angles, rotate
 from fracdna_kernels.shapes import sequence_of
 
 
@@ -75,7 +75,7 @@ class Attention(Mixer):
             return self._attend(query, keys, values, None)
         sequence = sequence_of(cu_seqlens, x.shape[1])
         inside = sequence < cu_seqlens.shape[0] - 1
-        start = cu_seqlens.long()[sequence.clamp(max=cu_seqlens.shape[0] - 2)]
+        start = cu_seqlens.long()[sequence]  # past the last sequence: its end, never looked at
         query, keys, values = self._project(x, positions - start)
         same = (sequence[:, None] == sequence) & (positions[:, None] >= positions)
         output = self._attend(query, keys, values, same[None, None])
@@ -106,7 +106,8 @@ class Attention(Mixer):
         keys = torch.cat([state.keys.to(keys.dtype), keys], dim=1)
         values = torch.cat([state.values.to(values.dtype), values], dim=1)
         cached = torch.cat([state.positions, seen], dim=1)
-        if cached.shape[1] == length and lengths is None:
+        if state.keys.shape[1] == 0:
+            # nothing is cached: causal order alone keeps pads on the right out of valid rows
             visible = None
         else:
             earlier = cached[:, None] <= positions[:, :, None]
@@ -125,8 +126,9 @@ class Attention(Mixer):
             projection(x).unflatten(-1, (-1, self.head_width))
             for projection in (self.q_projection, self.k_projection, self.v_projection)
         )
-        query = rotate(self.q_norm(query), positions, self.rope_base).to(values.dtype)
-        keys = rotate(self.k_norm(keys), positions, self.rope_base).to(values.dtype)
+        angle = rotary_angles(positions, self.head_width, self.rope_base)
+        query = rotate(self.q_norm(query), angle).to(values.dtype)
+        keys = rotate(self.k_norm(keys), angle).to(values.dtype)
         return query, keys, values
 
     def _attend(

@@ -5,10 +5,12 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear as linear_map
 
 from fracdna.mixers.mixer import Mixer, Shared, convolution_tail, valid_positions
 from fracdna.model.layers import linear
 from fracdna_kernels import frac_gates, frac_scan, gated_rms_norm, short_convolution
+from fracdna_kernels.frac_gates.reference import GAINS
 
 
 class FracState(NamedTuple):
@@ -42,7 +44,7 @@ class Frac(Mixer):
         form: form of frac_scan.
 
     Raises:
-        ValueError: an inner width that the heads do not divide.
+        ValueError: an inner width that the heads do not divide, or an unknown gain.
 
     Source: arXiv 2609.36314.
     """
@@ -75,6 +77,8 @@ class Frac(Mixer):
         inner = expand * d_model
         if inner % num_heads:
             raise ValueError(f"num_heads={num_heads} does not divide the inner width {inner}")
+        if gain not in GAINS:
+            raise ValueError(f"gain={gain!r} is unknown; use one of {GAINS}")
         self.d_model, self.num_heads, self.num_modes = d_model, num_heads, num_modes
         self.value_width, self.fixed_alpha, self.form = inner // num_heads, fixed_alpha, form
         self.routing = {
@@ -109,10 +113,11 @@ class Frac(Mixer):
     def initial_state(self, batch: int) -> FracState:
         """An empty memory."""
         inner, taps = self.conv_weight.shape
-        zeros = self.norm_weight.new_zeros
+        exact = torch.promote_types(self.skip.dtype, torch.float32)
+        memory = (batch, self.num_heads, self.num_modes, self.value_width)
         return FracState(
-            zeros(batch, self.num_heads, self.num_modes, self.value_width),
-            zeros(batch, inner, taps - 1),
+            self.skip.new_zeros(memory, dtype=exact),
+            self.skip.new_zeros(batch, inner, taps - 1, dtype=exact),
         )
 
     def step(
@@ -170,8 +175,11 @@ class Frac(Mixer):
         """
         with torch.autocast(inputs.device.type, enabled=False):
             # the clock is exponential in these three: their map stays in full precision
-            exact = inputs.to(self.dynamics.weight.dtype)
-            parts = self.dynamics(exact).chunk(2 if self.fixed_alpha else 3, dim=-1)
+            exact = torch.promote_types(self.dynamics.weight.dtype, torch.float32)
+            weight, bias = (p.to(exact) for p in self.dynamics.parameters())
+            parts = linear_map(inputs.to(exact), weight, bias).chunk(
+                2 if self.fixed_alpha else 3, dim=-1
+            )
         delta, alpha, lam = (parts[0], None, parts[1]) if self.fixed_alpha else parts
         routes = self.routes(mixed).unflatten(-1, (2, self.num_heads, self.num_modes))
         return frac_gates(

@@ -6,14 +6,17 @@ Lightning's own entries (optimizer, loops) stand beside them and are not needed 
 """
 
 import hashlib
+import importlib
+import json
 import pickle
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from torch import Tensor, nn
+from torch import Tensor
 
 from fracdna.model.heads import LanguageModel
 from fracdna_prep.errors import InputError
@@ -29,16 +32,18 @@ def build_model(config: Mapping[str, Any]) -> LanguageModel:
     """Build a model from its plain configuration, the call shared by training and loading.
 
     Args:
-        config: arguments of Backbone; dotted paths under "_target_" start with "fracdna.".
+        config: arguments of Backbone; dotted paths under "_target_" name mixers and layers.
 
     Raises:
-        InputError: a target outside fracdna, or options that a part does not take.
+        InputError: a target that is no part of a model, or options that a part does not take.
     """
     plain = _renamed(config)
+    if any(key.startswith("_") for key in plain):
+        raise InputError(f"model configuration has special keys at its top: {sorted(plain)}")
     _check_targets(plain)
     try:
         backbone = instantiate(
-            {"_target_": "fracdna.model.backbone.Backbone", "_convert_": "all", **plain}
+            {**plain, "_target_": "fracdna.model.backbone.Backbone", "_convert_": "all"}
         )
     except Exception as error:
         cause = error.__cause__ or error
@@ -81,15 +86,15 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
         raise InputError(f"{path}: not a readable checkpoint ({_first_line(error)})") from error
-    if not isinstance(content, dict) or "fracdna" not in content:
+    about = content.get("fracdna") if isinstance(content, dict) else None
+    if not isinstance(about, dict) or not {"format", "model", "vocabulary"} <= set(about):
         raise InputError(f"{path}: not a fracdna checkpoint; train one with `fracdna train`")
-    about = content["fracdna"]
     if about["format"] > FORMAT:
         raise InputError(
             f"{path}: format {about['format']} is newer than this version reads ({FORMAT}); "
             "upgrade fracdna"
         )
-    if not DNA.extends(about["vocabulary"]):
+    if not about["vocabulary"] or not DNA.extends(about["vocabulary"]):
         raise InputError(
             f"{path}: its vocabulary {about['vocabulary']} is not that of this version "
             f"{list(DNA.symbols)}: ids would change their meaning; use the version that wrote it"
@@ -97,9 +102,14 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def weights_hash(model: nn.Module) -> str:
-    """SHA-256 over names, shapes and values of all weights: the identity of a model in results."""
-    digest = hashlib.sha256()
+def model_hash(model: LanguageModel) -> str:
+    """SHA-256 over vocabulary, configuration and all weights: the identity of a model in results.
+
+    The configuration counts because it changes what the same weights compute (gain, time scales);
+    only how memory is spent in training does not.
+    """
+    config = {k: v for k, v in model.config.items() if k != "activation_checkpointing"}
+    digest = hashlib.sha256(json.dumps([list(DNA.symbols), config], sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(_raw_bytes(tensor))
@@ -129,13 +139,26 @@ def _renamed(config: Any) -> Any:
 
 
 def _check_targets(config: Any) -> None:
-    """A checkpoint is data: it may only name parts of this package."""
+    """A checkpoint is data: it may only name classes and functions that models are made of."""
     if isinstance(config, Mapping):
-        target = config.get("_target_", "fracdna.")
-        if not str(target).startswith("fracdna."):
-            raise InputError(f"model configuration names {target!r}, outside fracdna: refused")
+        if "_target_" in config:
+            _check_target(str(config["_target_"]))
         for value in config.values():
             _check_targets(value)
     elif isinstance(config, list):
         for value in config:
             _check_targets(value)
+
+
+def _check_target(target: str) -> None:
+    """Refuse what is not defined in a module of mixers or models, also what one merely imports."""
+    match = re.fullmatch(r"(fracdna\.(?:mixers|model)\.\w+)\.(\w+)", target)
+    if match:
+        module, name = match.groups()
+        try:
+            part = getattr(importlib.import_module(module), name, None)
+        except ImportError:
+            part = None
+        if getattr(part, "__module__", None) == module:
+            return
+    raise InputError(f"model configuration names {target!r}, which is no part of a model: refused")

@@ -40,22 +40,35 @@ class GatedMLP(nn.Module):
         return self.down_projection(silu(self.gate_projection(x)) * self.up_projection(x))
 
 
-def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Rotary position: pairs (i, i + K/2) turn by positions * base^(-2i/K).
+def rotary_angles(positions: Tensor, width: int, base: float) -> Tensor:
+    """Angles positions * base^(-2i/width) of rotary pairs.
 
     Args:
-        x: (batch, length, heads, K), K even.
         positions: (batch, length) or (length,), counted from 0.
+        width: K of the vectors to turn, even.
         base: wave-length base.
 
     Returns:
-        x rotated, in its dtype; angles in float64, since at a million positions float32 loses them.
+        (..., length, K/2) float64: at a million positions float32 would lose the angle.
 
     Source: arXiv 2104.09864.
     """
+    half = width // 2
+    steps = torch.arange(half, device=positions.device, dtype=torch.float64) / half
+    return positions[..., None].double() * base**-steps
+
+
+def rotate(x: Tensor, angle: Tensor) -> Tensor:
+    """Turn the pairs (i, i + K/2) of vectors.
+
+    Args:
+        x: (batch, length, heads, K).
+        angle: from rotary_angles, (batch, length, K/2) or (length, K/2).
+
+    Returns:
+        x rotated, in its dtype.
+    """
     half = x.shape[-1] // 2
-    frequency = base ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
-    angle = positions[..., None].double() * frequency
     exact = torch.promote_types(x.dtype, torch.float32)
     sine, cosine = (f(angle)[..., None, :].to(exact) for f in (torch.sin, torch.cos))
     first, second = x[..., :half].to(exact), x[..., half:].to(exact)

@@ -10,18 +10,27 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.callbacks import Callback, Checkpoint
 from tqdm import tqdm
 
+from fracdna.evaluation.likelihood import perplexity
+from fracdna.outcomes import NotFinite
 from fracdna.training.curve import CurvePoint, TrainingCurve
 
 
-class Interrupted(Exception):
-    """A run was asked to stop and has saved where it is."""
+class Interrupted(BaseException):
+    """A run was asked to stop.
 
+    No Exception, so that nothing on the way out takes it for an error, and no KeyboardInterrupt,
+    which Lightning turns into an exit code of its own.
 
-class NotFinite(RuntimeError):
-    """The loss is no number any more."""
+    Args:
+        saved: the run has saved where it is.
+    """
+
+    def __init__(self, saved: bool) -> None:
+        super().__init__()
+        self.saved = saved
 
 
 def step_complete(trainer: pl.Trainer, batch_idx: int) -> bool:
@@ -29,8 +38,11 @@ def step_complete(trainer: pl.Trainer, batch_idx: int) -> bool:
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
 
-class StopOnSignal(Callback):
-    """Ctrl-C or SIGTERM: finish the step, save, stop. A second Ctrl-C stops at once.
+class KeepLast(Checkpoint):
+    """Save the newest state after every validation, and when a signal asks the run to stop.
+
+    Ctrl-C or SIGTERM finishes the step, saves and stops; a second one stops at once. Lightning
+    calls a Checkpoint last, so what is saved holds the best score of this validation.
 
     Args:
         path: checkpoint to write.
@@ -48,6 +60,10 @@ class StopOnSignal(Callback):
             except ValueError:
                 return
 
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A crash costs no more than the steps since the last validation."""
+        trainer.save_checkpoint(self.path, weights_only=False)
+
     def on_train_batch_end(
         self,
         trainer: pl.Trainer,
@@ -61,7 +77,7 @@ class StopOnSignal(Callback):
             return
         if trainer.strategy.reduce_boolean_decision(self.asked, all=False):
             trainer.save_checkpoint(self.path, weights_only=False)
-            raise Interrupted
+            raise Interrupted(saved=True)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the signals back."""
@@ -72,13 +88,13 @@ class StopOnSignal(Callback):
     def _ask(self, number: int, frame: FrameType | None) -> None:
         """Remember the wish; a second one is not polite any more."""
         if self.asked:
-            raise KeyboardInterrupt
+            raise Interrupted(saved=False)
         self.asked = True
         print("\nstopping after this step; once more stops at once", file=sys.stderr)
 
 
 class RandomState(Callback):
-    """Random generators travel with the checkpoint, so that dropout too repeats after a resume."""
+    """Random generators travel with the checkpoint, for parts that draw numbers."""
 
     def state_dict(self) -> dict[str, Any]:
         """States of the CPU's and the GPUs' generators."""
@@ -157,8 +173,9 @@ class Monitor(Callback):
         pl_module.training_likelihood.reset()
         if counted and not math.isfinite(nll):
             raise NotFinite(
-                f"the loss is {nll} at step {step}: resume from a periodic checkpoint with a lower "
-                "optimizer.lr, or train in float32 with trainer.precision=32-true"
+                f"the loss is {nll} at step {step}: start a new run (another output=) with a lower "
+                "optimizer.lr, a longer schedule.warmup or trainer.precision=32-true; "
+                "checkpoints/best.ckpt holds the best weights before"
             )
         now = time.monotonic()
         rate = (step - self.marked_step) * self.bases_per_step / max(now - self.marked, 1e-9)
@@ -168,22 +185,25 @@ class Monitor(Callback):
             trainer,
             bases_per_second=rate,
             learning_rate=trainer.optimizers[0].param_groups[0]["lr"],
+            train_bases=counted,
             train_nll=known,
-            train_perplexity=None if known is None else math.exp(known),
+            train_perplexity=None if known is None else perplexity(known),
         )
         for name, value in (("nll", known), ("bases_per_second", rate)):
             for logger in trainer.loggers if value is not None else ():
                 logger.log_metrics({f"train/{name}": value}, step=step)
         if known is not None:
-            self.bar.set_postfix_str(f"perplexity {math.exp(known):.3f}")
+            self.bar.set_postfix_str(f"perplexity {perplexity(known):.3f}")
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Validating takes no part in bases per second."""
+        self.paused = time.monotonic()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the validation's row and draw; validating takes no part in bases per second."""
-        if trainer.sanity_checking:
-            return
+        """Write the validation's row and draw."""
+        self.marked += time.monotonic() - self.paused
         nll = float(trainer.callback_metrics["validation/nll"])
-        self._record(trainer, validation_nll=nll, validation_perplexity=math.exp(nll))
-        self.marked = time.monotonic()
+        self._record(trainer, validation_nll=nll, validation_perplexity=perplexity(nll))
         if self.curve:
             self.curve.draw(self.path.with_suffix(".png"), self.title)
 

@@ -4,14 +4,17 @@ import csv
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
+from fracdna.pictures import new_axes, save
 from fracdna_prep.files import atomic_file
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One row of metrics.csv; nats per base, None where a value was not measured at that step."""
+    """One row of metrics.csv; None where a value was not measured at that step.
+
+    bases are seen since the start, train_bases those counted since the row before (N and PAD are
+    not), nll is in nats per base.
+    """
 
     step: int
     bases: int
@@ -19,6 +22,7 @@ class CurvePoint:
     seconds: float
     bases_per_second: float | None = None
     learning_rate: float | None = None
+    train_bases: int | None = None
     train_nll: float | None = None
     train_perplexity: float | None = None
     validation_nll: float | None = None
@@ -53,8 +57,7 @@ class TrainingCurve:
 
     def draw(self, path: Path, title: str) -> None:
         """Perplexity against bases seen, training and validation, as PNG."""
-        figure = Figure(figsize=(7, 4.2), layout="constrained")
-        axes = figure.add_subplot()
+        figure, axes = new_axes("bases seen", "perplexity", title)
         for name, label, style in (
             ("train_perplexity", "training", {"lw": 1.2, "alpha": 0.8}),
             ("validation_perplexity", "validation", {"marker": "o", "ms": 3.5}),
@@ -66,12 +69,9 @@ class TrainingCurve:
         axes.axhline(4.0, color="0.6", lw=0.8, ls=":")
         axes.annotate("uniform", (0.995, 4.0), xycoords=("axes fraction", "data"), ha="right",
                       va="bottom", fontsize=8, color="0.4")  # fmt: skip
-        axes.set(xlabel="bases seen", ylabel="perplexity", title=title)
-        axes.grid(alpha=0.25)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
-        with atomic_file(path) as temporary:
-            figure.savefig(temporary, dpi=150)
+        save(figure, path)
 
 
 def read_curve(path: Path) -> list[CurvePoint]:
@@ -88,7 +88,7 @@ def _number(name: str, text: str) -> float | int | None:
     """A cell as the type of its column."""
     if text == "":
         return None
-    return int(text) if name in ("step", "bases") else float(text)
+    return int(text) if name in ("step", "bases", "train_bases") else float(text)
 
 
 def _texts(point: CurvePoint) -> list[str]:

@@ -49,17 +49,23 @@ class LanguageModelling(pl.LightningModule):
         self.soft_mask_weight = soft_mask_weight
         self.recipe = recipe or {}
         self.training_likelihood = TokenLikelihood()
+        # a resumed run's first row counts the steps before the interruption too
+        self.training_likelihood.persistent(True)
         self.validation_likelihood = TokenLikelihood()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Mean nats over the counted bases, soft-masked ones weighed."""
+        """Nats of the counted bases, soft-masked ones weighed, over the positions of the batch.
+
+        Divided by positions, not by what is counted: a base weighs the same whichever batch or
+        device it falls to.
+        """
         inputs, targets = next_base(batch["ids"])
         nll = token_nll(self.model(inputs), targets)
         self.training_likelihood.update(nll, targets)
         weight = (targets != IGNORED).to(nll.dtype)
         if "soft_mask" in batch:
             weight = torch.where(batch["soft_mask"], self.soft_mask_weight * weight, weight)
-        return (nll * weight).sum() / weight.sum().clamp(min=1.0)
+        return (nll * weight).mean()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add a batch to the validation likelihood."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
@@ -16,7 +17,8 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from fracdna.data.datamodule import WindowData
 from fracdna.model.checkpoint import build_model, read_checkpoint
-from fracdna.training.callbacks import Interrupted, Monitor, RandomState, StopOnSignal
+from fracdna.outcomes import FINE, INTERRUPTED
+from fracdna.training.callbacks import Interrupted, KeepLast, Monitor, RandomState
 from fracdna.training.language_modelling import LanguageModelling
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import atomic_file
@@ -39,26 +41,33 @@ def train(config: DictConfig) -> int:
     output = Path(config.output).absolute()
     last = output / "checkpoints" / "last.ckpt"
     plain = OmegaConf.to_container(config, resolve=True)
+    if plain["data"]["prepared"] is not None:
+        plain["data"]["prepared"] = str(Path(plain["data"]["prepared"]).absolute())
+    if config.seed < 0:
+        raise InputError(f"seed={config.seed} must be at least 0")
     data = WindowData(
         steps=config.steps,
         seed=config.seed,
         soft_mask=config.soft_mask_weight < 1,
         **plain["data"],
     )
-    recipe = {
-        "model": plain["model"],
-        "data": data.identity(),
-        "optimizer": plain["optimizer"],
-        "schedule": plain["schedule"],
-        "steps": config.steps,
-    }
-    resume = _resume_from(last, recipe, config.resume)
     pl.seed_everything(config.seed, workers=True, verbose=False)
     model = build_model(plain["model"])
     trainer, accumulate = _build_trainer(config, data, output, last)
+    recipe = {
+        "model": plain["model"],
+        "data": data.identity() | {"batches_per_step": accumulate},
+        "optimizer": plain["optimizer"],
+        "schedule": plain["schedule"],
+        "steps": config.steps,
+        "soft_mask_weight": config.soft_mask_weight,
+        "gradient_clip_val": config.trainer.gradient_clip_val,
+        "precision": str(trainer.precision),
+    }
+    resume = _resume_from(output, last, recipe, config.resume)
     module = LanguageModelling(
         model,
-        optimizer=instantiate(config.optimizer.algorithm, _convert_="all"),
+        optimizer=_optimizer(config),
         weight_decay=config.optimizer.weight_decay,
         steps=config.steps,
         warmup=config.schedule.warmup,
@@ -66,31 +75,43 @@ def train(config: DictConfig) -> int:
         soft_mask_weight=config.soft_mask_weight,
         recipe=recipe,
     )
-    _write_configuration(output, plain)
-    _announce(config, data, model, accumulate, resume)
+    if trainer.is_global_zero:
+        _write_configuration(output, plain)
+        _announce(config, data, model, accumulate, resume)
     try:
         # a checkpoint holds plain values only, so it is opened as data, never as code
         trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-    except Interrupted:
-        print(
-            f"interrupted at step {trainer.global_step}: the same command with resume=true goes on"
-        )
-        return 130
+    except Interrupted as stop:
+        where = "and saved" if stop.saved else "before it could save the newest steps"
+        print(f"interrupted at step {trainer.global_step} {where}: resume=true goes on")
+        return INTERRUPTED
     trainer.save_checkpoint(last, weights_only=False)
-    _summarize(trainer, output)
-    return 0
+    if trainer.is_global_zero:
+        _summarize(trainer, output)
+    return FINE
 
 
-def _resume_from(last: Path, recipe: dict[str, Any], resume: bool) -> Path | None:
+def _optimizer(config: DictConfig) -> Any:
+    """The optimizer, still to be given its parameters."""
+    try:
+        return instantiate(config.optimizer.algorithm, _convert_="all")
+    except HydraException as error:
+        raise InputError(f"optimizer.algorithm cannot be built: {error}") from error
+
+
+def _resume_from(output: Path, last: Path, recipe: dict[str, Any], resume: bool) -> Path | None:
     """The checkpoint to continue from, None for a new run."""
-    if not last.exists():
-        return None
-    if not resume:
+    begun = any((output / name).exists() for name in ("checkpoints", "metrics.csv", "summary.json"))
+    if begun and not resume:
         raise InputError(
-            f"{last.parent.parent} holds a run already: continue it with resume=true, "
-            "or name another folder with output="
+            f"{output} holds a run already: continue it with resume=true, or name another folder "
+            "with output="
         )
-    saved = read_checkpoint(last)["fracdna"]["recipe"]
+    if not last.exists():
+        if resume and any(last.parent.glob("*.ckpt")):
+            raise InputError(f"{last} is missing, other checkpoints are there: rename one to it")
+        return None
+    saved = read_checkpoint(last)["fracdna"].get("recipe", {})
     changed = [name for name in recipe if saved.get(name) != recipe[name]]
     if changed:
         details = "; ".join(f"{n}: {saved.get(n)} there, {recipe[n]} now" for n in changed)
@@ -119,7 +140,7 @@ def _build_trainer(
             progress=config.progress,
         ),
         *_checkpoints(last.parent, config.checkpoint_every),
-        StopOnSignal(last),
+        KeepLast(last),
     ]
     fixed = {
         "max_steps": config.steps,
@@ -152,7 +173,7 @@ def _quiet_lightning() -> None:
 
 
 def _checkpoints(folder: Path, every: int) -> list[ModelCheckpoint]:
-    """Best on validation, one per period, and the last."""
+    """Best on validation, and one per period."""
     shared = {"dirpath": folder, "auto_insert_metric_name": False, "enable_version_counter": False}
     return [
         ModelCheckpoint(filename="best", monitor="validation/nll", mode="min", **shared),
@@ -161,7 +182,6 @@ def _checkpoints(folder: Path, every: int) -> list[ModelCheckpoint]:
             every_n_train_steps=every,
             save_on_train_epoch_end=False,
             save_top_k=-1,
-            save_last=True,
             **shared,
         ),
     ]

@@ -9,7 +9,12 @@ from torch import Tensor
 
 
 def choose_form(
-    form: str, available: tuple[str, ...], length: int, inputs: tuple[Tensor, ...]
+    form: str,
+    available: tuple[str, ...],
+    length: int,
+    inputs: tuple[Tensor, ...],
+    *,
+    packed: bool = False,
 ) -> str:
     """Resolve "auto" to a form that exists; a form asked for by name is never replaced.
 
@@ -18,18 +23,30 @@ def choose_form(
         available: forms that the operator has.
         length: positions of the input.
         inputs: differentiable inputs; a single position without gradients takes "recurrent".
+        packed: several sequences share a row, which no decoder does.
 
     Raises:
         ValueError: a form that the operator lacks; the message lists those it has.
     """
     if form == "auto":
         needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        if "recurrent" in available and length == 1 and not needs_grad:
+        if "recurrent" in available and length == 1 and not (needs_grad or packed):
             return "recurrent"
         return "chunk"
     if form not in available:
         raise ValueError(f"form={form!r} does not exist here; choose auto or one of {available}")
     return form
+
+
+def check_exact(**tensors: Tensor | None) -> None:
+    """Refuse half precision where it would lose what slow modes change in one step.
+
+    Raises:
+        ValueError: a tensor that is neither float32 nor float64.
+    """
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"{name} needs float32 or float64, got {tensor.dtype}")
 
 
 def accumulator(values: Tensor) -> torch.dtype:

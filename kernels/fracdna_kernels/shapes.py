@@ -39,34 +39,49 @@ def check_shapes(**tensors: tuple[Tensor | None, str]) -> dict[str, int]:
     return sizes
 
 
-def check_packing(batch: int, cu_seqlens: Tensor | None, initial_state: Tensor | None) -> int:
-    """Return the number of sequences N; packed rows need B = 1 and one initial state each.
+def check_packing(
+    batch: int, length: int, cu_seqlens: Tensor | None, initial_state: Tensor | None
+) -> None:
+    """Packed rows need B = 1, ascending bounds inside the row, and one initial state each.
+
+    The values of bounds are looked at on the CPU only: on a GPU that would make the host wait.
 
     Raises:
-        ValueError: packing with B > 1, bounds that are no int vector, or a state for another N.
+        ValueError: packing with B > 1, bounds that are no int vector, that descend or leave the
+            row, or a state for another number of sequences.
     """
-    if cu_seqlens is None:
-        count = batch
-    else:
+    count = batch
+    if cu_seqlens is not None:
         if batch != 1:
             raise ValueError(f"cu_seqlens needs batch 1 (packed sequences), got batch {batch}")
-        if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
-            raise ValueError(
-                f"cu_seqlens needs an int32 or int64 vector of N + 1 bounds, got "
-                f"{cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"
-            )
+        _check_bounds(length, cu_seqlens)
         count = cu_seqlens.shape[0] - 1
     if initial_state is not None and initial_state.shape[0] != count:
         raise ValueError(
             f"initial_state is for {initial_state.shape[0]} sequences, the input has {count}"
         )
-    return count
+
+
+def _check_bounds(length: int, bounds: Tensor) -> None:
+    """Kind of the bounds everywhere, their values on the CPU."""
+    if not isinstance(bounds, Tensor) or bounds.dtype not in (torch.int32, torch.int64):
+        kind = getattr(bounds, "dtype", type(bounds).__name__)
+        raise ValueError(f"cu_seqlens needs an int32 or int64 tensor, got {kind}")
+    if bounds.ndim != 1 or not len(bounds):
+        raise ValueError(f"cu_seqlens needs a vector of N + 1 bounds, got {tuple(bounds.shape)}")
+    if bounds.device.type == "cpu":
+        values = bounds.tolist()
+        if values != sorted(values) or values[0] < 0 or values[-1] > length:
+            raise ValueError(f"cu_seqlens needs ascending bounds in 0..{length}, got {values}")
 
 
 def sequence_of(cu_seqlens: Tensor, length: int) -> Tensor:
-    """The sequence number of each of `length` packed positions; N at positions past the end.
+    """The sequence number of each of `length` packed positions; N where there is none.
 
-    Empty sequences own no position. Runs on the device of cu_seqlens, without a host transfer.
+    Positions before the first and past the last bound belong to no sequence, and empty sequences
+    own no position. Runs on the device of cu_seqlens, without a host transfer.
     """
-    positions = torch.arange(length, device=cu_seqlens.device)
-    return torch.searchsorted(cu_seqlens[1:].contiguous().long(), positions, right=True)
+    bounds = cu_seqlens.long()
+    positions = torch.arange(length, device=bounds.device)
+    number = torch.searchsorted(bounds[1:].contiguous(), positions, right=True)
+    return torch.where(positions >= bounds[0], number, bounds.shape[0] - 1)

@@ -7,6 +7,8 @@ from fracdna.data.datamodule import open_prepared
 from fracdna.data.dataset import WindowDataset, as_is
 from fracdna.data.objectives import IGNORED, next_base
 from fracdna.data.order import StepBatches, strand_choice
+from fracdna_prep.options import PrepareOptions
+from fracdna_prep.prepare import prepare
 from fracdna_prep.vocabulary import DNA
 
 
@@ -77,15 +79,35 @@ def test_workers_read_what_one_process_reads(prepared, workers, context):
     assert all(torch.equal(b["ids"], e) for b, e in zip(loader, expected, strict=True))
 
 
-def test_reverse_complement_turns_bases_and_mask_together(prepared):
-    store, table = open_prepared(prepared, 64)
+def test_reverse_complement_turns_bases_and_mask_together(tmp_path):
+    """Of windows with lower-case stretches and of one that is padded at its contig's end."""
+    (tmp_path / "g.fa").write_text(">c\n" + "ACGTTacgga" * 20 + "\n>d\n" + "acGGT" * 6 + "\n")
+    (tmp_path / "s.bed").write_text("c\t0\t200\ttrain\nd\t0\t30\ttrain\n")
+    prepare(
+        PrepareOptions(
+            fasta=tmp_path / "g.fa",
+            intervals=tmp_path / "s.bed",
+            length=[32],
+            policy="pad",
+            output=tmp_path / "p",
+            progress=False,
+        )
+    )
+    store, table = open_prepared(tmp_path / "p", 32)
     forward = WindowDataset(store, table, "train", soft_mask=True)
     both = WindowDataset(store, table, "train", seed=4, reverse_complement=True, soft_mask=True)
-    turned = strand_choice(4, np.zeros(20, dtype=int), np.arange(20))
-    for index in range(20):
-        plain = forward[(0, index)]["ids"][0].numpy()
-        expected = DNA.reverse_complement(plain) if turned[index] else plain
-        assert np.array_equal(both[(0, index)]["ids"][0].numpy(), expected)
+    count = len(forward)
+    turned = strand_choice(4, np.zeros(count, dtype=int), np.arange(count))
+    assert 0 < turned.sum() < count
+    for index in range(count):
+        plain, other = forward[(0, index)], both[(0, index)]
+        ids, mask = plain["ids"][0].numpy(), plain["soft_mask"][0].numpy()
+        assert mask.any()
+        assert not mask[ids == DNA.pad].any()
+        if turned[index]:
+            ids, mask = DNA.reverse_complement(ids), mask[::-1]
+        assert np.array_equal(other["ids"][0].numpy(), ids)
+        assert np.array_equal(other["soft_mask"][0].numpy(), mask)
 
 
 def test_targets_are_the_bases_and_inputs_start_with_bos():

@@ -9,7 +9,7 @@ import torch
 
 from fracdna import __version__, cli
 from fracdna.embedding import command, pooled_states
-from fracdna.model.checkpoint import weights_hash
+from fracdna.model.checkpoint import model_hash
 from fracdna_prep.interval import Interval
 from fracdna_prep.vocabulary import DNA
 
@@ -103,7 +103,7 @@ def test_metadata_tell_what_the_vectors_are(embed, read, checkpoint, models, sto
     model = models()
     expected = {
         "checkpoint": str(checkpoint),
-        "weights_hash": weights_hash(model),
+        "model_hash": model_hash(model),
         "model": json.loads(json.dumps(model.config)),
         "genome_checksum": store.checksum,
         "genome": ["genome.fa"],

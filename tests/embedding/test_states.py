@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fracdna.embedding import EmbeddingOptions, NotFinite, pooled_batches, pooled_states, states
+from fracdna.embedding import EmbeddingOptions, pooled_batches, pooled_states, states
 from fracdna.embedding.options import POOLINGS, STRANDS
+from fracdna.outcomes import NotFinite
 from fracdna_prep.errors import InputError
 from fracdna_prep.vocabulary import DNA
 

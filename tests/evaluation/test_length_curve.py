@@ -14,8 +14,9 @@ from fracdna.evaluation.length_curve import (
     score_network,
 )
 from fracdna.evaluation.markov import MarkovModel
-from fracdna.evaluation.regions import check_lengths, choose_regions
+from fracdna.evaluation.regions import check_lengths, choose_regions, merged
 from fracdna.evaluation.statistics import interval_95, resampled_nll
+from fracdna.outcomes import NotFinite
 from fracdna_prep.errors import InputError
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.interval import Interval
@@ -127,7 +128,7 @@ def test_a_weight_that_is_no_number_names_the_region(periodic):
     model = tiny_model("frac")
     model.backbone.final_norm.weight.data[0] = torch.nan
     regions = choose_regions(periodic, whole(periodic), 512, count=2)
-    with pytest.raises(FloatingPointError, match="c:1-512"):
+    with pytest.raises(NotFinite, match="c:1-512 at length 512"):
         score_network(model, periodic, regions, 512, batch_bases=4096)
 
 
@@ -162,6 +163,13 @@ def test_choosing_regions_reads_a_contig_once(periodic, monkeypatch):
     monkeypatch.setattr(GenomeStore, "count_n_and_masked", count)
     assert choose_regions(periodic, whole(periodic), 64, count=999).found == 256
     assert calls == ["c"]
+
+
+def test_overlapping_rows_count_once():
+    """A base in two BED rows is one base of training and one of test."""
+    rows = [Interval("b", 5, 9), Interval("a", 0, 10, "-"), Interval("a", 8, 20)]
+    assert merged(rows) == [Interval("b", 5, 9), Interval("a", 0, 20)]
+    assert merged([]) == []
 
 
 def test_buckets_double():

@@ -17,6 +17,7 @@ BOUNDS = [
     [0, 64, 64, 128],
     [0, 0, 40, 90],
     [0, 65],
+    [7, 7, 80, 100],
 ]
 
 
@@ -123,6 +124,7 @@ def test_packed_rows_agree_with_the_reference(bounds):
     assert_same(result, run(inputs, "reference", torch.float64, **packed), torch.float64)
     assert (result["output"][:, bounds[-1] :] == 0).all()
     assert (result["dvalues"][:, bounds[-1] :] == 0).all()
+    assert (result["output"][:, : bounds[0]] == 0).all()
 
 
 def test_packed_equals_separate():
@@ -235,6 +237,7 @@ def test_auto_takes_the_update_form_for_one_position_without_gradients():
         assert choose_form("auto", forms, 1, (learned,)) == "recurrent"
     for name in forms:
         assert choose_form(name, forms, 1, (plain,)) == name
+    assert choose_form("auto", forms, 1, (plain,), packed=True) == "chunk"
 
 
 def test_axes_that_do_not_fit_are_named():
@@ -245,8 +248,16 @@ def test_axes_that_do_not_fit_are_named():
         frac_scan(**inputs | {"values": inputs["values"][0]}, log_tau=log_tau())
     with pytest.raises(ValueError, match="needs batch 1"):
         frac_scan(**inputs, log_tau=log_tau(), cu_seqlens=torch.tensor([0, 5]))
+    one = make(5, batch=1)
+    for bounds in ([0, 3, 2, 5], [-1, 5], [0, 6]):
+        with pytest.raises(ValueError, match=r"ascending bounds in 0\.\.5"):
+            frac_scan(**one, log_tau=log_tau(), cu_seqlens=torch.tensor(bounds))
+    with pytest.raises(ValueError, match="vector of N"):
+        frac_scan(**one, log_tau=log_tau(), cu_seqlens=torch.zeros(0, dtype=torch.int32))
+    with pytest.raises(ValueError, match="got list"):
+        frac_scan(**one, log_tau=log_tau(), cu_seqlens=[0, 5])
     with pytest.raises(ValueError, match="int32 or int64"):
-        frac_scan(**make(5, batch=1), log_tau=log_tau(), cu_seqlens=torch.tensor([0.0, 5.0]))
+        frac_scan(**one, log_tau=log_tau(), cu_seqlens=torch.tensor([0.0, 5.0]))
     three, two = torch.tensor([0, 1, 2, 5]), make(5, batch=1, sequences=2)
     with pytest.raises(ValueError, match="is for 2 sequences, the input has 3"):
         frac_scan(**two, log_tau=log_tau(), cu_seqlens=three)
@@ -255,6 +266,51 @@ def test_axes_that_do_not_fit_are_named():
     two.pop("initial_state")
     with pytest.raises(ValueError, match="one sequence per row"):
         frac_scan(**two, log_tau=log_tau(), cu_seqlens=three, form="recurrent")
+
+
+def test_half_precision_clocks_and_states_are_refused():
+    """A bf16 clock has two digits, and a bf16 state loses the slow modes' steps."""
+    inputs = {name: x.float() for name, x in make(5).items()}
+    for name in ("u", "initial_state"):
+        with pytest.raises(ValueError, match=f"{name} needs float32 or float64"):
+            frac_scan(**inputs | {name: inputs[name].bfloat16()}, log_tau=log_tau().float())
+
+
+def test_one_packed_position_works():
+    inputs = make(1, batch=1)
+    packed, _ = frac_scan(**inputs, log_tau=log_tau(), cu_seqlens=torch.tensor([0, 1]))
+    alone, _ = frac_scan(**inputs, log_tau=log_tau(), form="reference")
+    assert relative_error(packed, alone) < 1e-12
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_stays_in_its_sequence(bad):
+    """Sequences of a packed row do not touch each other, whatever one of them holds."""
+    bounds = torch.tensor([0, 65, 130])
+    inputs = make(130, batch=1, sequences=2)
+    clean, state = frac_scan(**inputs, log_tau=log_tau(), cu_seqlens=bounds)
+    inputs["values"][:, 10] = bad
+    inputs["initial_state"][0] = bad
+    spoiled, after = frac_scan(**inputs, log_tau=log_tau(), cu_seqlens=bounds)
+    assert torch.equal(spoiled[:, 65:], clean[:, 65:])
+    assert torch.equal(after[1], state[1])
+
+
+def test_sequences_stay_apart_for_any_time_scale():
+    """A memory that never fades ends at the border all the same."""
+    bounds = torch.tensor([0, 65, 130])
+    inputs = make(130, batch=1, sequences=2)
+    endless = torch.full((16,), 80.0, dtype=torch.float64)
+    packed, _ = frac_scan(**inputs, log_tau=endless, cu_seqlens=bounds)
+    expected, _ = frac_scan(**inputs, log_tau=endless, cu_seqlens=bounds, form="reference")
+    assert relative_error(packed, expected) < 1e-11
+
+
+@pytest.mark.parametrize("form", ["reference", "chunk", "recurrent"])
+def test_an_empty_batch_is_legal(form):
+    output, state = frac_scan(**make(3, batch=0), log_tau=log_tau(), form=form)
+    assert output.shape == (0, 3, 3, 8)
+    assert state.shape == (0, 3, 16, 8)
 
 
 def test_zoh_state_is_tau_times_the_dc_state():

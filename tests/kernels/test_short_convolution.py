@@ -32,7 +32,7 @@ def assert_same(result, reference, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("form", ["chunk", "recurrent"])
-@pytest.mark.parametrize("taps", [3, 4])
+@pytest.mark.parametrize("taps", [1, 3, 4])
 @pytest.mark.parametrize("length", [1, 2, 3, 17, 70])
 def test_forms_agree_with_the_reference(length, taps, form, dtype):
     """Also where the sequence is shorter than the window."""
@@ -42,7 +42,7 @@ def test_forms_agree_with_the_reference(length, taps, form, dtype):
 
 
 @pytest.mark.parametrize(
-    "bounds", [[0, 15], [0, 0, 16], [0, 1, 3, 20], [0, 0, 0], [0, 2, 2, 19]], ids=str
+    "bounds", [[0, 15], [0, 0, 16], [0, 1, 3, 20], [0, 0, 0], [0, 2, 2, 19], [3, 9, 18]], ids=str
 )
 def test_packed_windows_never_cross_a_border(bounds):
     inputs = make(20, batch=1, sequences=len(bounds) - 1)
@@ -50,6 +50,7 @@ def test_packed_windows_never_cross_a_border(bounds):
     result = run(inputs, "chunk", torch.float64, **packed)
     assert_same(result, run(inputs, "reference", torch.float64, **packed), torch.float64)
     assert (result["y"][:, bounds[-1] :] == 0).all()
+    assert (result["y"][:, : bounds[0]] == 0).all()
     assert (result["dx"][:, bounds[-1] :] == 0).all()
 
 

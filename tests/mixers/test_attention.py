@@ -4,7 +4,7 @@ from models import lively
 from numerics import relative_error
 
 from fracdna.mixers.attention import Attention
-from fracdna.model.layers import rotate
+from fracdna.model.layers import rotary_angles, rotate
 
 
 @pytest.mark.parametrize("options", [{}, {"num_key_heads": 2}, {"qk_norm": True}], ids=str)
@@ -49,8 +49,8 @@ def test_equals_softmax_attention_written_out(options):
 def test_rotation_depends_on_distance_alone_at_a_million_positions():
     """Float32 angles would be wrong by 0.06 there; the products of turned pairs must not be."""
     x, y = torch.randn(2, 1, 1, 1, 8)
-    near = rotate(x, torch.tensor([3]), 1e4) * rotate(y, torch.tensor([0]), 1e4)
-    far = rotate(x, torch.tensor([10**6 + 3]), 1e4) * rotate(y, torch.tensor([10**6]), 1e4)
+    turn = lambda z, place: rotate(z, rotary_angles(torch.tensor([place]), 8, 1e4))  # noqa: E731
+    near, far = turn(x, 3) * turn(y, 0), turn(x, 10**6 + 3) * turn(y, 10**6)
     assert near.sum().item() == pytest.approx(far.sum().item(), abs=1e-5)
 
 

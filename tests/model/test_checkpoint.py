@@ -10,8 +10,8 @@ from fracdna.model.checkpoint import (
     build_model,
     description,
     load_model,
+    model_hash,
     read_checkpoint,
-    weights_hash,
 )
 from fracdna_prep.errors import InputError
 from fracdna_prep.vocabulary import DNA
@@ -39,7 +39,7 @@ def test_reload_gives_equal_logits(saved):
     ids = torch.from_numpy(DNA.encode("ACGT"))[None]
     loaded = load_model(path)
     assert torch.equal(loaded(ids), model(ids))
-    assert weights_hash(loaded) == weights_hash(model)
+    assert model_hash(loaded) == model_hash(model)
     assert not loaded.training
 
 
@@ -74,7 +74,9 @@ def test_an_older_and_shorter_vocabulary_is_extended(saved):
         (lambda c: c["fracdna"].update(format=99), "newer"),
         (lambda c: c.pop("fracdna"), "not a fracdna checkpoint"),
         (lambda c: c["state_dict"].popitem(), "do not fit"),
-        (lambda c: c["fracdna"]["model"]["norm"].update(_target_="os.system"), "outside fracdna"),
+        (lambda c: c["fracdna"].clear(), "not a fracdna checkpoint"),
+        (lambda c: c["fracdna"].update(vocabulary=[]), "vocabulary"),
+        (lambda c: c["fracdna"]["model"].update(_target_="os.system"), "special keys"),
         (lambda c: c["fracdna"]["model"].update(d_modell=3), "cannot be built"),
     ],
 )
@@ -83,6 +85,45 @@ def test_damaged_content_is_refused_with_the_reason(saved, change, message):
     rewrite(path, change)
     with pytest.raises(InputError, match=message):
         load_model(path)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os.system",
+        "fracdna.cli.run",
+        "fracdna.doctor.os.system",
+        "fracdna.evaluation.regions.Path.write_text",
+        "fracdna.model.checkpoint.importlib.import_module",
+        "fracdna.model.checkpoint.instantiate",
+        "fracdna.mixers.frac.linear",
+        "fracdna.mixers.nothing.Here",
+    ],
+)
+def test_a_checkpoint_may_only_name_parts_of_models(saved, target):
+    """A checkpoint is data: no attribute walk reaches a function that does anything else."""
+    path, _ = saved
+    rewrite(path, lambda content: content["fracdna"]["model"]["norm"].update(_target_=target))
+    with pytest.raises(InputError, match="no part of a model"):
+        load_model(path)
+
+
+def test_identity_covers_what_the_weights_compute():
+    """Equal weights under another gain are another model; how training spends memory is not."""
+    torch.manual_seed(0)
+    dc = tiny_model("frac")
+    for override, same in (
+        ("model.mixer.gain=zoh", False),
+        ("+model.mixer.tau_range=[1,64]", False),
+        ("model.activation_checkpointing=true", True),
+    ):
+        other = tiny_model("frac", override)
+        other.load_state_dict(dc.state_dict())
+        assert (model_hash(other) == model_hash(dc)) == same
+    changed = tiny_model("frac")
+    changed.load_state_dict(dc.state_dict())
+    changed.backbone.final_norm.weight.data[0] += 1
+    assert model_hash(changed) != model_hash(dc)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half a zip"])

@@ -2,7 +2,6 @@ import math
 from itertools import pairwise
 
 import pytest
-import torch
 from models import tiny_model
 
 from fracdna.training.optimizer import parameter_groups, warmup_cosine
@@ -40,11 +39,3 @@ def test_schedule_of_the_shortest_runs(steps):
     """Every factor lies between 0 and 1, also where warm-up rounds to nothing."""
     for step in range(steps):
         assert 0 < warmup_cosine(step, steps=steps, warmup=0.02, final=0.1) <= 1
-
-
-def test_clock_parameters_stay_float32_in_bf16_compute():
-    """Autocast rounds activations, never the parameters that the optimizer moves."""
-    model = tiny_model("frac").train()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        model(torch.full((1, 8), 7)).float().square().sum().backward()
-    assert all(p.grad.dtype == torch.float32 for p in model.parameters())

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import threading
 
@@ -11,7 +12,7 @@ import torch
 
 from fracdna import cli
 from fracdna.data.dataset import WindowDataset
-from fracdna.model.checkpoint import load_model, weights_hash
+from fracdna.model.checkpoint import load_model, model_hash
 from fracdna.training.callbacks import Monitor
 
 SMALL = [
@@ -83,7 +84,11 @@ def test_a_run_learns_and_leaves_everything_behind(prepared, tmp_path, mixer):
     assert validations[1] < validations[0]
 
 
-@pytest.mark.parametrize("options", [[], ["data.workers=2"], ["data.bases_per_batch=128"]], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [[], ["data.workers=2"], ["data.bases_per_batch=128"], ["log_every=5"]],
+    ids=str,
+)
 def test_resume_continues_with_the_bases_of_an_unbroken_run(
     prepared, tmp_path, seen, interrupt_at, monkeypatch, options
 ):
@@ -103,7 +108,7 @@ def test_resume_continues_with_the_bases_of_an_unbroken_run(
     if "data.workers=2" not in options:  # workers fetch in processes of their own
         assert seen == whole
     hashes = {
-        weights_hash(load_model(tmp_path / run / "checkpoints" / "last.ckpt"))
+        model_hash(load_model(tmp_path / run / "checkpoints" / "last.ckpt"))
         for run in ("whole", "parts")
     }
     assert len(hashes) == 1
@@ -120,10 +125,78 @@ def test_resume_crosses_epochs(prepared, tmp_path, seen):
     assert train(prepared, tmp_path / "whole", *recipe) == 0
     assert {epoch for batch in seen for epoch, _ in batch} == {0, 1, 2}
     last = tmp_path / "whole" / "checkpoints" / "last.ckpt"
-    whole = weights_hash(load_model(last))
+    whole = model_hash(load_model(last))
     (tmp_path / "whole" / "checkpoints" / "step-00000180.ckpt").replace(last)
     assert train(prepared, tmp_path / "whole", *recipe, "resume=true") == 0
-    assert weights_hash(load_model(last)) == whole
+    assert model_hash(load_model(last)) == whole
+
+
+def test_resume_after_a_crash_starts_at_the_last_validation(prepared, tmp_path, monkeypatch):
+    """Killed between two checkpoints, the run goes on from its last validation, bit for bit."""
+    recipe = ["steps=12", "validate_every=5", "checkpoint_every=100", "log_every=3"]
+    assert train(prepared, tmp_path / "whole", *recipe) == 0
+
+    class Crash(Exception):
+        pass
+
+    original = Monitor.on_train_batch_end
+
+    def crash(self, trainer, *arguments):
+        original(self, trainer, *arguments)
+        if trainer.global_step == 8:
+            raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Monitor, "on_train_batch_end", crash)
+        with pytest.raises(Crash):
+            train(prepared, tmp_path / "parts", *recipe)
+    assert train(prepared, tmp_path / "parts", *recipe) == 2
+    assert train(prepared, tmp_path / "parts", *recipe, "resume=true") == 0
+    checkpoints = [tmp_path / run / "checkpoints" for run in ("whole", "parts")]
+    for name in ("last.ckpt", "best.ckpt"):
+        assert len({model_hash(load_model(folder / name)) for folder in checkpoints}) == 1
+    columns = ("step", "train_nll", "validation_nll")
+    whole, parts = ([[r[c] for c in columns] for r in curve_rows(f.parent)] for f in checkpoints)
+    assert whole == parts
+
+
+def test_resuming_a_finished_run_changes_nothing(prepared, tmp_path):
+    recipe = ["steps=4", "validate_every=2"]
+    assert train(prepared, tmp_path / "run", *recipe) == 0
+    before = model_hash(load_model(tmp_path / "run" / "checkpoints" / "last.ckpt"))
+    rows = curve_rows(tmp_path / "run")
+    assert train(prepared, tmp_path / "run", *recipe, "resume=true") == 0
+    assert model_hash(load_model(tmp_path / "run" / "checkpoints" / "last.ckpt")) == before
+    assert curve_rows(tmp_path / "run") == rows
+
+
+@pytest.mark.parametrize(
+    "changed",
+    ["data.bases_per_batch=128", "soft_mask_weight=0.5", "trainer.precision=bf16-mixed", "seed=1"],
+)
+def test_resuming_with_what_would_change_the_run_is_refused(prepared, tmp_path, capsys, changed):
+    """Other batches of a step, another loss or precision would not continue this run."""
+    assert train(prepared, tmp_path / "run", "steps=2") == 0
+    assert train(prepared, tmp_path / "run", "steps=2", "resume=true", changed) == 2
+    assert "other settings" in capsys.readouterr().err
+
+
+def test_two_interrupts_stop_at_once(prepared, tmp_path, monkeypatch, capsys):
+    """The second Ctrl-C does not wait for the step: still exit code 130, still resumable."""
+    original = Monitor.on_train_batch_end
+
+    def press_twice(self, trainer, *arguments):
+        original(self, trainer, *arguments)
+        if trainer.global_step == 6:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    recipe = ["steps=9", "validate_every=4"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Monitor, "on_train_batch_end", press_twice)
+        assert train(prepared, tmp_path / "run", *recipe) == 130
+    assert "before it could save" in capsys.readouterr().out
+    assert train(prepared, tmp_path / "run", *recipe, "resume=true") == 0
 
 
 def test_a_folder_with_a_run_is_not_overwritten(prepared, tmp_path, capsys):
@@ -146,6 +219,9 @@ def test_a_folder_with_a_run_is_not_overwritten(prepared, tmp_path, capsys):
         ("data.prepared=null", "data.prepared is not set"),
         ("trainer.accelerator=cuda", "cuda"),
         ("trainer.devices=0", "devices"),
+        ("data.length=0", "at least 1"),
+        ("steps=0", "at least 1"),
+        ("seed=-1", "seed=-1"),
     ],
 )
 def test_refusals_come_before_anything_is_written(prepared, tmp_path, capsys, override, message):
@@ -170,10 +246,11 @@ def test_bf16_compute_stays_finite_and_falls(prepared, tmp_path):
     }  # fmt: skip
 
 
-def test_a_loss_that_is_no_number_ends_the_run(prepared, tmp_path):
-    """With the step and what to do; nothing goes on training in silence."""
-    with pytest.raises(RuntimeError, match=r"step \d+: resume from"):
-        train(prepared, tmp_path / "run", "steps=30", "optimizer.lr=1e30", "schedule.warmup=0")
+def test_a_loss_that_is_no_number_ends_the_run(prepared, tmp_path, capsys):
+    """With the step and what to do, exit code 1; nothing goes on training in silence."""
+    wild = ["steps=30", "optimizer.lr=1e30", "schedule.warmup=0.0"]
+    assert train(prepared, tmp_path / "run", *wild) == 1
+    assert re.search(r"loss is (nan|inf) at step \d+: start a new run", capsys.readouterr().err)
 
 
 def test_signals_are_given_back(prepared, tmp_path):
@@ -199,10 +276,17 @@ def test_soft_masked_bases_can_weigh_less(tmp_path):
     (tmp_path / "s.bed").write_text("c\t0\t3000\ttrain\nc\t3000\t4000\tvalid\n")
     arguments = [f"fasta={tmp_path / 'low.fa'}", f"intervals={tmp_path / 's.bed'}", "length=[64]"]
     assert cli.run(["prepare", *arguments, f"output={tmp_path / 'p'}", "progress=false"]) == 0
-    hashes = []
-    for weight in (0.0, 1.0):
+    start = model_hash(load_model(_untrained(tmp_path, tmp_path / "p")))
+    for weight, same in ((0.0, True), (1.0, False)):
         output = tmp_path / f"run{weight}"
-        plain = [f"soft_mask_weight={weight}", "steps=3", "optimizer.weight_decay=0"]
+        plain = [f"soft_mask_weight={weight}", "steps=3", "optimizer.weight_decay=0.0"]
         assert train(tmp_path / "p", output, *plain) == 0
-        hashes.append(weights_hash(load_model(output / "checkpoints" / "last.ckpt")))
-    assert hashes[0] != hashes[1]
+        trained = model_hash(load_model(output / "checkpoints" / "last.ckpt"))
+        assert (trained == start) == same
+
+
+def _untrained(tmp_path, prepared):
+    """A checkpoint of the initial weights: one step at learning rate 0."""
+    still = ["steps=1", "optimizer.lr=0.0", "optimizer.weight_decay=0.0"]
+    assert train(prepared, tmp_path / "still", *still) == 0
+    return tmp_path / "still" / "checkpoints" / "last.ckpt"

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fracdna_kernels.frac_gates.reference import frac_gates_reference
+from fracdna_kernels.frac_gates.reference import GAINS, frac_gates_reference
 from fracdna_kernels.shapes import check_shapes
 
 
@@ -65,8 +65,8 @@ def frac_gates(
         read_gain=(read_gain, ""),
         write_gain=(write_gain, ""),
     )
-    if gain not in ("dc", "zoh"):
-        raise ValueError(f"gain={gain!r} is unknown; use 'dc' or 'zoh'")
+    if gain not in GAINS:
+        raise ValueError(f"gain={gain!r} is unknown; use one of {GAINS}")
     with torch.autocast(delta.device.type, enabled=False):
         return frac_gates_reference(
             delta, alpha, lam, read_logits, write_logits, log_tau, dt_bias, read_gain, write_gain,

@@ -9,6 +9,8 @@ from torch.nn.functional import softplus
 
 from fracdna_kernels.forms import accumulator
 
+GAINS = ("dc", "zoh")
+
 
 def frac_gates_reference(
     delta: Tensor,

@@ -16,9 +16,6 @@ from fracdna_kernels.forms import accumulator
 from fracdna_kernels.shapes import sequence_of
 
 CHUNK = 64
-# clock advance before a chunk that opens a sequence: erases what stands before it; finite, so that
-# its product with a zero gradient stays zero
-BREAK = 1e30
 
 
 def frac_scan_chunk(
@@ -97,7 +94,7 @@ def _packed_layout(cu_seqlens: Tensor, length: int, chunk: int) -> _Layout:
     ends = chunks.cumsum(0)
     position = torch.arange(length, device=bounds.device)
     sequence = sequence_of(cu_seqlens, length)
-    valid = (sequence < count) & (position >= bounds[0])
+    valid = sequence < count
     safe = sequence.clamp(max=count - 1)
     slots = (ends - chunks)[safe] * chunk + position - bounds[safe]
     room = (length + chunk - 1) // chunk + count  # at least as many as the sequences fill
@@ -155,7 +152,7 @@ def _chunk_states(
     # a chunk that opens a sequence takes that sequence's state and nothing of the chunk before it
     opened = gained + _decay(total, rate)[..., None] * before
     gained = torch.where(first[..., None, None], opened, gained)
-    ends = _prefix_states(torch.where(first, BREAK, total), gained, rate)
+    ends = _prefix_states(total, gained, first, rate)
     carried = torch.nn.functional.pad(ends[:, :-1], (0, 0, 0, 0, 0, 0, 1, 0))
     start = torch.where(first[..., None, None], before, carried)
     if layout.owner is None:
@@ -165,23 +162,31 @@ def _chunk_states(
     return start, final
 
 
-def _prefix_states(total: Tensor, gained: Tensor, rate: Tensor) -> Tensor:
+def _prefix_states(total: Tensor, gained: Tensor, opens: Tensor, rate: Tensor) -> Tensor:
     """S_n = exp(-U_n / tau) S_{n-1} + gained_n over the chunk axis 1, by pairing neighbours.
 
     Two neighbours act as one chunk whose clock advance is the sum of theirs, so the odd states come
-    from the same problem at half the size, and the even ones from one more step.
+    from the same problem at half the size, and the even ones from one more step. A chunk that opens
+    a sequence takes nothing from before it: selected, not multiplied away, since 0 times what is
+    not finite is not 0.
     """
     count = total.shape[1]
     if count == 1:
         return gained
     pairs = count // 2
-    even_total, odd_total = total[:, 0 : 2 * pairs : 2], total[:, 1 : 2 * pairs : 2]
-    even, odd = gained[:, 0 : 2 * pairs : 2], gained[:, 1 : 2 * pairs : 2]
-    merged = odd + _decay(odd_total, rate)[..., None] * even
-    odd_states = _prefix_states(even_total + odd_total, merged, rate)
-    earlier = odd_states if count % 2 else odd_states[:, :-1]
-    even_states = torch.cat(
-        [gained[:, :1], gained[:, 2::2] + _decay(total[:, 2::2], rate)[..., None] * earlier], dim=1
+    even, odd = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+
+    def after(earlier: Tensor, part: slice) -> Tensor:
+        kept = _decay(total[:, part], rate)[..., None] * earlier
+        return gained[:, part] + torch.where(opens[:, part, ..., None, None], 0.0, kept)
+
+    odd_states = _prefix_states(
+        total[:, even] + total[:, odd],
+        after(gained[:, even], odd),
+        opens[:, even] | opens[:, odd],
+        rate,
     )
+    earlier = odd_states if count % 2 else odd_states[:, :-1]
+    even_states = torch.cat([gained[:, :1], after(earlier, slice(2, None, 2))], dim=1)
     states = torch.stack([even_states[:, :pairs], odd_states], dim=2).flatten(1, 2)
     return torch.cat([states, even_states[:, pairs:]], dim=1)

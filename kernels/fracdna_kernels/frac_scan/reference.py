@@ -44,5 +44,7 @@ def frac_scan_reference(
             before, after = outputs[b][:start], outputs[b][end:]
             outputs[b] = torch.cat([before, torch.stack(rows), after])
         states.append(state)
+    if not outputs:
+        return values.clone(), v.new_zeros(0, H, M, V)
     final = torch.stack(states) if states else v.new_zeros(0, H, M, V)
     return torch.stack(outputs).to(values.dtype), final

@@ -39,7 +39,7 @@ def short_convolution(
 
     Returns:
         y (B, T, D) in the dtype of x, and the last W - 1 inputs (N, D, W - 1) in float32 (float64
-        for float64 inputs), also where a sequence is shorter. Positions past cu_seqlens[-1] give 0.
+        for float64 inputs), also where a sequence is shorter. Positions outside the bounds give 0.
 
     Raises:
         ValueError: axes that do not fit, an unknown activation or form.
@@ -48,11 +48,12 @@ def short_convolution(
     check_shapes(
         weight=(weight[:, 1:], "DS"), initial_state=(initial_state, "NDS")
     )  # S = W - 1 positions of state
-    check_packing(sizes["B"], cu_seqlens, initial_state)
+    check_packing(sizes["B"], sizes["T"], cu_seqlens, initial_state)
     if activation not in (None, "silu"):
         raise ValueError(f"activation={activation!r} is unknown; use None or 'silu'")
     inputs = (x, weight) if bias is None else (x, weight, bias)
-    chosen = choose_form(form, tuple(FORMS), sizes["T"], inputs)
+    packed = cu_seqlens is not None
+    chosen = choose_form(form, tuple(FORMS), sizes["T"], inputs, packed=packed)
     with torch.autocast(x.device.type, enabled=False):
         y, final = FORMS[chosen](x, weight, bias, initial_state, cu_seqlens)
         if activation == "silu":

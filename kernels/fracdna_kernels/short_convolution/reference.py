@@ -36,11 +36,9 @@ def short_convolution_reference(
             past = [*past, x[b, t].to(dtype)]
             taps = zip(weight.to(dtype).unbind(1), past[-W:], strict=True)
             outputs[b][t] = offset + sum(tap * value for tap, value in taps)
-        states.append(torch.stack(past[len(past) - W + 1 :], dim=1))
+        tail = past[len(past) - W + 1 :]
+        states.append(torch.stack(tail, dim=1) if tail else x.new_zeros(D, 0, dtype=dtype))
     final = torch.stack(states) if states else x.new_zeros(0, D, W - 1, dtype=dtype)
-    y = (
-        torch.stack([torch.stack(row) for row in outputs])
-        if T
-        else x.new_zeros(B, 0, D, dtype=dtype)
-    )
-    return y, final
+    if not x.numel():
+        return x.to(dtype), final
+    return torch.stack([torch.stack(row) for row in outputs]), final

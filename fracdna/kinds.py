@@ -1,0 +1,154 @@
+"""What values the options of the command may have, checked before any work.
+
+Kinds follow from the defaults in the YAML: a number stays a number, a list of numbers one of
+numbers (a single one counts as a list). What a default cannot tell stands in the tables here.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from fracdna_prep.errors import InputError
+
+# options whose default is null, with what they are otherwise
+OPTIONAL = {
+    "fasta": "texts",
+    "checkpoint": "texts",
+    "names": "texts",
+    "regions": "texts",
+    "output": "text",
+    "intervals": "text",
+    "store": "text",
+    "genome": "text",
+    "prepared": "text",
+    "data.prepared": "text",
+    "data.bases_per_batch": "whole number",
+    "block_size": "whole number",
+    "guard": "whole number",
+}
+# options with another default that may be null
+NULLABLE = ("trainer.gradient_clip_val",)
+# lowest and highest value, of lists each value
+RANGES = {
+    "steps": (1, math.inf),
+    "seed": (0, 2**32 - 1),
+    "schedule.warmup": (0, 1),
+    "schedule.final": (0, 1),
+    "soft_mask_weight": (0, 1),
+    "validate_every": (1, math.inf),
+    "checkpoint_every": (1, math.inf),
+    "log_every": (1, math.inf),
+    "data.length": (1, math.inf),
+    "data.bases_per_step": (1, math.inf),
+    "data.bases_per_batch": (1, math.inf),
+    "data.validation_bases": (1, math.inf),
+    "data.workers": (0, 1024),
+    "optimizer.lr": (0, math.inf),
+    "optimizer.weight_decay": (0, math.inf),
+    "optimizer.betas": (0, 1),
+    "trainer.gradient_clip_val": (0, math.inf),
+    "model.d_model": (1, math.inf),
+    "model.num_layers": (1, math.inf),
+    "model.mixer.num_heads": (1, math.inf),
+    "model.mixer.num_modes": (1, math.inf),
+    "lengths": (1, math.inf),
+    "regions": (1, math.inf),
+    "max_n_fraction": (0, 1),
+    "batch_bases": (1, math.inf),
+    "segment": (1, math.inf),
+}
+# left to Lightning, which takes several kinds for each
+FREE = ("trainer.devices", "trainer.strategy", "trainer.precision")
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def check_values(default: DictConfig, config: DictConfig) -> None:
+    """Refuse values of another kind or out of range; a single value for a list becomes one.
+
+    Args:
+        default: the composed configuration without overrides.
+        config: the one to check, and to put lists of one into.
+
+    Raises:
+        InputError: names the option, its value and what it may be.
+    """
+    before = dict(_leaves(default))
+    for name, value in _leaves(config):
+        if name in FREE or str(value).startswith("${"):
+            continue
+        _check_kind(name, before.get(name, value), value)
+        if isinstance(before.get(name), list) and not isinstance(value, list):
+            OmegaConf.update(config, name, [value])
+        low, high = RANGES.get(name, (None, None))
+        for number in value if isinstance(value, list) else [value]:
+            numeric = isinstance(number, (int, float)) and not isinstance(number, bool)
+            if low is not None and numeric and not low <= number <= high:
+                upper = "" if high == math.inf else f" and at most {high}"
+                raise InputError(f"{name}={_shown(value)} must be at least {low}{upper}")
+
+
+def option_names(config: DictConfig) -> list[str]:
+    """Dotted names of all options."""
+    return [name for name, _ in _leaves(config)]
+
+
+def _check_kind(name: str, default: Any, value: Any) -> None:
+    """One value against its default, or against the table where that is null."""
+    if value is None and (default is None or name in NULLABLE):
+        return
+    if default is None:
+        kind = OPTIONAL.get(name)
+        fits = {
+            None: True,
+            "text": _is_text(value),
+            "texts": _is_text(value) or (_is_list(value, str) and all(map(_is_text, value))),
+            "whole number": _is(value, int),
+        }
+        if not fits[kind]:
+            words = {"texts": "text, or a list of texts", "text": "text"}
+            raise InputError(f"{name}={_shown(value)} needs {words.get(kind, f'a {kind}')}")
+    elif isinstance(default, list):
+        kind = type(default[0]) if default else None
+        listed = value if isinstance(value, list) else [value]
+        if value is None or (kind is not None and not _is_list(listed, kind)):
+            raise InputError(f"{name}={_shown(value)} needs a list: {name}={_shown(default)}")
+    elif type(default) in KINDS and not _is(value, type(default)):
+        raise InputError(f"{name}={_shown(value)} needs {KINDS[type(default)]}")
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Whether a value is of a kind; a whole number is a number, a switch is none."""
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    if kind is str:
+        return _is_text(value)
+    return isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
+
+
+def _is_text(value: Any) -> bool:
+    """Text that names something."""
+    return isinstance(value, str) and value.strip() != ""
+
+
+def _is_list(value: Any, kind: type) -> bool:
+    """A list whose values are all of a kind."""
+    return isinstance(value, list) and bool(value) and all(_is(item, kind) for item in value)
+
+
+def _shown(value: Any) -> str:
+    """A value as it is typed."""
+    if isinstance(value, list):
+        return "[" + ",".join(map(_shown, value)) + "]"
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _leaves(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values, interpolations as text."""
+    for name, value in OmegaConf.to_container(config, resolve=False).items():
+        if isinstance(value, dict):
+            yield from _leaves(OmegaConf.create(value), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
