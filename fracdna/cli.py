@@ -5,8 +5,11 @@ Only what a verb needs is imported, when it is needed: help answers within a sec
 
 import difflib
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import NamedTuple
 
 from fracdna import __version__
@@ -56,7 +59,16 @@ VERBS = {
 
 def main() -> None:
     """Entry point of the fracdna command."""
+    # read when OpenMP loads with torch: threads that spin at barriers starve each other as soon as
+    # another program uses a core
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run(sys.argv[1:]))
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends like Ctrl-C: temporary files are removed, the exit code says resumable."""
+    raise KeyboardInterrupt
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
 """Pictures for people: one look for all of them, written without a display."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,8 +46,23 @@ def bases(value: float) -> str:
     return f"{value:g}"
 
 
-def draw_lines(path: Path, lines: Sequence[Line], *, xlabel: str, title: str) -> None:
-    """Perplexity curves over a doubling axis; references are thin and dashed."""
+def draw_lines(
+    path: Path,
+    lines: Sequence[Line],
+    *,
+    xlabel: str,
+    title: str,
+    marks: Mapping[float, str] | None = None,
+) -> None:
+    """Perplexity curves over a doubling axis.
+
+    Args:
+        path: of the PNG.
+        lines: curves; references are thin and dashed.
+        xlabel: under the axis.
+        title: above it.
+        marks: places on the axis that get a vertical line and a word.
+    """
     figure, axes = new_axes(xlabel, "perplexity", title)
     ticks = sorted({x for line in lines for x in line.x})
     for line in lines:
@@ -57,6 +72,10 @@ def draw_lines(path: Path, lines: Sequence[Line], *, xlabel: str, title: str) ->
             axes.fill_between(
                 line.x, line.low, line.high, color=drawn.get_color(), alpha=0.12, lw=0
             )
+    for place, word in (marks or {}).items():
+        axes.axvline(place, color="0.55", lw=0.9, ls=":")
+        at = {"xytext": (3, 3), "textcoords": "offset points", "fontsize": 7, "color": "0.4"}
+        axes.annotate(word, (place, 0), xycoords=("data", "axes fraction"), **at)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(ticks[:: max(len(ticks) // 12, 1)]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bases(value)))

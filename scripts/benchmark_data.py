@@ -61,10 +61,10 @@ def measure_all(fasta: Path, plain: Path, folder: Path, windows: int) -> None:
     """Runs the measurements in turn and prints a line for each."""
     few = max(1, windows // 10)
     print(f"{fasta.name}, windows of {WIDTH:,}, one core, Python {sys.version.split()[0]}")
-    print(f"{'what':<58}{'seconds':>9}{'Mb/s':>9}{'peak MB':>9}")
+    print(f"{'what':<58}{'seconds':>9}{'Mbase/s':>9}{'peak MB':>9}")
     for what, function, given in (
         ("prepare: store, windows of 1,024 and 65,536", prepare_genome, (fasta, folder / "out")),
-        ("pyfaidx: index, read in 1 MB pieces, encode", read_all, (fasta, folder / "faidx")),
+        ("pyfaidx: index, read in pieces of 1 Mbase, encode", read_all, (fasta, folder / "faidx")),
         (f"store: {windows:,} random windows, half on the other strand", draw_from_store,
          (folder / "out" / "genome", windows)),
         (f"pyfaidx, this file: {few:,} such windows", draw_from_pyfaidx,

@@ -23,6 +23,8 @@ prepare_environment() {
   fi
   # more threads than cores, or a pool for every process, slow small models down
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(_cores)}"
+  # threads that spin while they wait starve each other when another program uses a core
+  export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
 }
 
 _fail() { # message, remedy
@@ -136,7 +138,7 @@ PYTHON
 }
 
 _install() {
-  local torch=new constraints
+  local torch=new constraints began=$SECONDS
   if _usable_torch "$PYTHON"; then torch=keep; fi
   _announce "$torch"
   if ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
@@ -145,14 +147,15 @@ _install() {
   fi
   constraints="$(mktemp)"
   _constraints "$torch" >"$constraints"
-  echo "+ $PYTHON -m pip install -c constraints.txt -e .[dev]"
-  if ! "$PYTHON" -m pip install -c "$constraints" -e '.[dev]'; then
+  echo "+ $PYTHON -m pip install --quiet -c constraints.txt -e .[dev]     (some minutes)"
+  if ! "$PYTHON" -m pip install --quiet -c "$constraints" -e '.[dev]'; then
     rm -f "$constraints"
     df -h . >&2 || true
     _fail "The installation did not finish; pip's reason stands above." \
       "Without network: set pip's own index options (pip config list shows them). Without space: see the table above. Then start again: what was downloaded is kept."
   fi
   rm -f "$constraints"
+  echo "Installed in $((SECONDS - began)) s."
 }
 
 _announce() { # new|keep

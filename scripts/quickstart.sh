@@ -45,7 +45,8 @@ step "embed 200 regions" embed \
   "regions=$example/regions.bed" "output=$results/embeddings.parquet"
 
 printf '\nDone in %s s. Look at:\n' "$((SECONDS - began))"
-for file in perplexity/perplexity.png perplexity/table.csv perplexity/result.json frac/metrics.png \
+for file in perplexity/perplexity.png perplexity/positions.png perplexity/table.csv perplexity/result.json frac/metrics.png \
   transformer/metrics.png embeddings.parquet; do
   printf '  %s\n' "$results/$file"
 done
+printf '\nThe commands above work by hand after: source %s/activate\n' "${PYTHON%/*}"

@@ -80,7 +80,9 @@ def plan_blocks(contigs: Mapping[str, int], request: BlockRequest) -> BlockPlan:
 
     A block holds a fortieth of the genome, but at least four of the longest windows and at most
     about a million bases. Blocks never span two contigs: a contig shorter than a block is one
-    block, and needs no guard, because nothing beside it belongs to another split.
+    block, and needs no guard, because nothing beside it belongs to another split. What is left
+    of a contig behind its last full block is a block too, or part of the last one when it is
+    shorter than half a block.
 
     Raises:
         InputError: a split would be left without a base; names sizes that would work.
@@ -126,7 +128,7 @@ def split_blocks(
             f"guard={guard}"
         )
     blocks = [
-        (name, start) for name, length in contigs.items() for start in range(0, length, block_size)
+        (name, start) for name, length in contigs.items() for start in _starts(length, block_size)
     ]
     valid, test = (
         max(1, round(fraction * len(blocks))) if fraction else 0
@@ -134,8 +136,8 @@ def split_blocks(
     )
     if valid + test >= len(blocks):
         raise InputError(
-            f"split=blocks: {counted(len(blocks), 'block')} of {block_size:,} bases are too few "
-            "for training, validation and test"
+            f"split=blocks cuts the genome into {counted(len(blocks), 'block')} of "
+            f"{block_size:,} bases, too few for training, validation and test"
         )
     ranked = sorted(
         blocks, key=lambda b: hashlib.sha256(f"{seed}\t{b[0]}\t{b[1]}".encode()).digest()
@@ -191,17 +193,12 @@ def _remedy(contigs: Mapping[str, int], request: BlockRequest) -> str:
         )
         block_size, guard = _sizes(contigs, shorter)
         if _works(contigs, shorter, block_size, guard):
-            return (
-                f"a length of at most {length} would work, with block_size={block_size} "
-                f"guard={guard}"
-            )
+            return f"length={length} would work, with block_size={block_size} guard={guard}"
         length //= 2
     return "this genome is too small for these fractions: choose split=none or split=chromosome"
 
 
-def _smaller_sizes(
-    contigs: Mapping[str, int], request: BlockRequest
-) -> Iterator[tuple[int, int]]:
+def _smaller_sizes(contigs: Mapping[str, int], request: BlockRequest) -> Iterator[tuple[int, int]]:
     """Sizes that keep windows of two splits apart, the best first."""
     guard = request.longest
     chosen = BlockRequest(guard, request.validation_fraction, request.test_fraction, request.seed)
@@ -210,14 +207,13 @@ def _smaller_sizes(
     yield from ((windows * guard, guard) for windows in (4, 3))
 
 
-def _works(
-    contigs: Mapping[str, int], request: BlockRequest, block_size: int, guard: int
-) -> bool:
+def _works(contigs: Mapping[str, int], request: BlockRequest, block_size: int, guard: int) -> bool:
+    """Whether every split gets bases, and training at least half of its share."""
     try:
-        _plan(contigs, request, block_size, guard)
+        plan = _plan(contigs, request, block_size, guard)
     except InputError:
         return False
-    return True
+    return 2 * plan.bases_by_split["train"] >= request.shares["train"] * plan.bases
 
 
 def _check_fractions(validation_fraction: float, test_fraction: float) -> None:
@@ -229,16 +225,25 @@ def _check_fractions(validation_fraction: float, test_fraction: float) -> None:
         )
 
 
+def _starts(length: int, block_size: int) -> range:
+    """Where the blocks of a contig begin; a short rest belongs to the block before it."""
+    full, rest = divmod(length, block_size)
+    count = full + (2 * rest >= block_size)
+    return range(0, (max(1, count) if length else 0) * block_size, block_size)
+
+
 def _runs(
     name: str, length: int, block_size: int, drawn: Mapping[tuple[str, int], str]
 ) -> list[SplitRegion]:
     """The blocks of one contig, neighbours of one split joined."""
     runs: list[SplitRegion] = []
-    for start in range(0, length, block_size):
-        split, end = drawn.get((name, start), "train"), min(start + block_size, length)
+    starts = _starts(length, block_size)
+    for start, end in pairwise([*starts, length]):
+        split = drawn.get((name, start), "train")
         if runs and runs[-1].split == split:
-            start = runs.pop().start
-        runs.append(SplitRegion(name, start, end, split))
+            runs[-1] = SplitRegion(name, runs[-1].start, end, split)
+        else:
+            runs.append(SplitRegion(name, start, end, split))
     return runs
 
 

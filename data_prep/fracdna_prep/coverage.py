@@ -62,3 +62,18 @@ def uncovered(
             position = closed
         if position < end:
             yield index, position, end
+
+
+def count_uncovered(
+    starts: np.ndarray, ends: np.ndarray, covered: tuple[np.ndarray, np.ndarray]
+) -> int:
+    """How many stretches `uncovered` yields for intervals that hold a base each."""
+    first, last = covered
+    low = np.searchsorted(last, starts, side="right")
+    high = np.searchsorted(first, ends, side="left")
+    met = low < high
+    # n stretches that do not touch leave n + 1 gaps, less those at an end that is covered.
+    at_start, at_end = np.zeros_like(met), np.zeros_like(met)
+    at_start[met] = first[low[met]] <= starts[met]
+    at_end[met] = last[high[met] - 1] >= ends[met]
+    return int((high - low + 1 - at_start - at_end).sum())

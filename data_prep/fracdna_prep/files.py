@@ -13,6 +13,7 @@ from pathlib import Path
 from fracdna_prep.errors import InputError
 
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
 def sha256_file(path: Path | str) -> str:
@@ -23,7 +24,11 @@ def sha256_file(path: Path | str) -> str:
 
 @contextlib.contextmanager
 def writing_refusals(path: Path) -> Iterator[None]:
-    """Turns "permission denied" and "no space left" while writing `path` into an InputError."""
+    """Turns what the place of `path` can do to its writer into an InputError.
+
+    That is no permission, no space left, and a place where no file or folder can be. Errors
+    about other places, such as a source that vanished meanwhile, pass unchanged.
+    """
     try:
         yield
     except OSError as error:
@@ -34,24 +39,63 @@ def writing_refusals(path: Path) -> Iterator[None]:
             ) from error
         if error.errno == errno.ENOSPC:
             raise InputError(f"no space left while writing {path}: free some space") from error
+        if error.errno in _NO_SUCH_PLACE and _is_about(error, Path(path).absolute()):
+            raise InputError(
+                f"{error.filename or path} cannot be written ({error.strerror}): name another "
+                "folder"
+            ) from error
         raise
+
+
+def check_place(path: Path | str) -> Path:
+    """Refuses a path that leads through a file, or is none at all.
+
+    Returns:
+        the first folder or file above it, or at it, that exists.
+
+    Raises:
+        InputError: a file where a folder must be, or a name that the system does not allow.
+    """
+    path = Path(path).absolute()
+    existing = path
+    with writing_refusals(path):
+        # exists() would hide a name that is too long, depending on the version of Python.
+        while not _exists(existing):
+            existing = existing.parent
+    if existing != path and not existing.is_dir():
+        raise InputError(f"{path} cannot be made: {existing} is a file: name another folder")
+    return existing
 
 
 def check_writable(path: Path | str) -> None:
     """Refuses a file or folder to be written where the first existing folder above it forbids it.
 
     Raises:
-        InputError: no permission.
+        InputError: no permission, or as check_place.
     """
-    existing = Path(path).absolute()
-    while not existing.exists():
-        existing = existing.parent
+    existing = check_place(path)
     needed = os.W_OK | os.X_OK if existing.is_dir() else os.W_OK
     if not os.access(existing, needed):
         raise InputError(
             f"no permission to write {path}: {existing} is read-only for this user; name a folder "
             "that you may write to"
         )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _is_about(error: OSError, path: Path) -> bool:
+    """Whether an error names `path`, a folder above it, something beside it, or nothing."""
+    if error.filename is None:
+        return True
+    place = Path(os.fsdecode(error.filename)).absolute()
+    return path.is_relative_to(place) or place.is_relative_to(path.parent)
 
 
 @contextlib.contextmanager
@@ -102,16 +146,20 @@ def scratch_prefix(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def exclusive_lock(path: Path | str) -> Iterator[None]:
+def exclusive_lock(path: Path | str, *, wait: bool = True) -> Iterator[None]:
     """Holds the lock file `path`; a second holder, in any process, waits. The file is removed.
 
+    Args:
+        path: of the lock file.
+        wait: false refuses where another process holds the lock.
+
     Raises:
-        InputError: the folder cannot be written.
+        InputError: the folder cannot be written, or the lock is held and `wait` is false.
     """
     path = Path(path)
     with writing_refusals(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = _locked_handle(path)
+        handle = _locked_handle(path, wait)
     try:
         yield
     finally:
@@ -119,10 +167,16 @@ def exclusive_lock(path: Path | str) -> Iterator[None]:
         os.close(handle)
 
 
-def _locked_handle(path: Path) -> int:
+def _locked_handle(path: Path, wait: bool) -> int:
     while True:
         handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise InputError(
+                f"another process works on {path.parent}: wait until it ends"
+            ) from None
         # The last holder may have removed the file while this one waited for it: then the lock
         # held here is on a file that nobody else can find.
         with contextlib.suppress(FileNotFoundError):

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from fracdna_prep.build_store import build_store, plan_store
-from fracdna_prep.compression import reading_refusals
 from fracdna_prep.composition import prefix_counts
+from fracdna_prep.compression import reading_refusals
 from fracdna_prep.errors import InputError
 from fracdna_prep.interval import Interval
 from fracdna_prep.store_layout import (
@@ -231,7 +231,9 @@ def _open_map(path: Path, length: int) -> np.ndarray:
 def _check_size(path: Path, length: int) -> None:
     """Notices at once a bases file that was cut or never copied; verify finds the rest."""
     with reading_refusals(path):
-        size = path.stat().st_size
+        size = path.stat().st_size if path.exists() else None
+    if size is None:
+        raise InputError(f"{path} is missing: remove the store and build it again")
     if size != length:
         raise InputError(
             f"{path} has {size} bytes instead of {length}: remove the store and build it again"

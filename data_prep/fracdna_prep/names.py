@@ -126,8 +126,8 @@ def read_name_pairs(path: Path | str) -> dict[str, str]:
                 continue
             if len(words) != 2:
                 raise InputError(
-                    f"{path}:{number}: {counted(len(words), 'word')}, expected two names: the interval's "
-                    "and the genome's"
+                    f"{path}:{number}: {counted(len(words), 'word')}, expected two names: the "
+                    "interval's and the genome's"
                 )
             if words[0] in pairs:
                 raise InputError(f"{path}:{number}: {words[0]!r} is given a second name")

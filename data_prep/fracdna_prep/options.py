@@ -3,9 +3,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fracdna_prep.errors import InputError
+from fracdna_prep.files import check_place
+from fracdna_prep.names import check_rename
+from fracdna_prep.option_checks import (
+    check_choice,
+    check_flag,
+    check_name,
+    check_path,
+    check_share,
+    check_whole_number,
+    items_of,
+    shown,
+)
 from fracdna_prep.windows import POLICIES
 
 SPLIT_RULES = ("auto", "bed", "chromosome", "blocks", "none")
+_CHROMOSOME_LISTS = ("validation_chromosomes", "test_chromosomes")
 # Where files lie and what is shown changes no result; the files' own hashes stand for them.
 _WITHOUT_EFFECT = ("fasta", "intervals", "output", "store", "progress", "length")
 
@@ -25,10 +38,11 @@ class PrepareOptions:
         max_n_fraction: windows with a greater share of N are dropped.
         rename: "none", "chr_prefix" or a two-column file, see names.resolve_names.
         seed: of the drawing of blocks.
-        validation_chromosomes: contigs of validation under split=chromosome.
-        test_chromosomes: contigs of test under split=chromosome.
-        block_size: bases of a block under split=blocks.
-        guard: bases left out between two splits under split=blocks.
+        validation_chromosomes: contigs of validation under split=chromosome: names, or one name;
+            numbers are names too.
+        test_chromosomes: contigs of test under split=chromosome, likewise.
+        block_size: bases of a block under split=blocks; None chooses, see blocks.plan_blocks.
+        guard: bases left out between two splits under split=blocks; None is the longest length.
         validation_fraction: share of blocks under split=blocks.
         test_fraction: share of blocks under split=blocks.
         allow_split_overlap: accept bases that belong to windows of two splits; recorded.
@@ -43,12 +57,12 @@ class PrepareOptions:
     length: int | Sequence[int] = 1024
     policy: str = "shift"
     max_n_fraction: float = 0.5
-    rename: str = "none"
+    rename: Path | str = "none"
     seed: int = 2222
-    validation_chromosomes: Sequence[str] = ()
-    test_chromosomes: Sequence[str] = ()
-    block_size: int = 1_048_576
-    guard: int = 65_536
+    validation_chromosomes: Sequence[str | int] | str | int | None = ()
+    test_chromosomes: Sequence[str | int] | str | int | None = ()
+    block_size: int | None = None
+    guard: int | None = None
     validation_fraction: float = 0.1
     test_fraction: float = 0.1
     allow_split_overlap: bool = False
@@ -58,8 +72,7 @@ class PrepareOptions:
     @property
     def lengths(self) -> tuple[int, ...]:
         """The window lengths, each once."""
-        listed = [self.length] if isinstance(self.length, int) else self.length
-        return tuple(dict.fromkeys(int(length) for length in listed))
+        return tuple(dict.fromkeys(int(length) for length in items_of(self.length)))
 
     @property
     def store_directory(self) -> Path:
@@ -73,33 +86,64 @@ class PrepareOptions:
         Raises:
             InputError: names the option, its value and what it may be.
         """
-        _check_choice("split", self.split, SPLIT_RULES)
-        _check_choice("policy", self.policy, POLICIES)
-        if not self.lengths or min(self.lengths) < 1:
-            raise InputError(f"length={self.length}: give one or more lengths of at least 1 base")
-        if not 0 <= self.max_n_fraction <= 1:
-            raise InputError(f"max_n_fraction={self.max_n_fraction}: it lies between 0 and 1")
+        check_choice("split", self.split, SPLIT_RULES)
+        check_choice("policy", self.policy, POLICIES)
+        self._check_paths()
+        self._check_numbers()
+        for name in _CHROMOSOME_LISTS:
+            for contig in items_of(getattr(self, name)):
+                check_name(name, contig)
+        for name in ("allow_split_overlap", "progress"):
+            check_flag(name, getattr(self, name))
         if self.split == "bed" and self.intervals is None:
             raise InputError(
                 "split=bed needs intervals= with a BED file; without one choose "
                 "split=chromosome, split=blocks or split=none"
             )
-        output = Path(self.output)
-        if output.exists() and not output.is_dir():
-            raise InputError(f"output={output} is a file: name a folder")
+        check_rename(str(self.rename))
+
+    def names(self, option: str) -> tuple[str, ...]:
+        """The contigs that one of the chromosome lists names, as text."""
+        return tuple(str(name) for name in items_of(getattr(self, option)))
+
+    def _check_paths(self) -> None:
+        sources = items_of(self.fasta)
+        if not sources:
+            raise InputError(f"fasta={shown(self.fasta)}: name one or more files")
+        for source in sources:
+            check_path("fasta", source)
+        check_path("output", self.output)
+        check_path("rename", self.rename, "none, chr_prefix or the path of a two-column file")
+        for name in ("intervals", "store"):
+            if getattr(self, name) is not None:
+                check_path(name, getattr(self, name))
+        for place in (Path(self.output), self.store_directory):
+            if check_place(place) == place.absolute() and not place.is_dir():
+                raise InputError(f"{place} is a file: name a folder for output and store")
+
+    def _check_numbers(self) -> None:
+        lengths = items_of(self.length)
+        if not lengths:
+            raise InputError(
+                f"length={shown(self.length)}: give one or more lengths of at least 1 base"
+            )
+        for length in lengths:
+            check_whole_number("length", length, 1)
+        check_whole_number("seed", self.seed, 0)
+        for name, least in (("block_size", 1), ("guard", 0)):
+            if getattr(self, name) is not None:
+                check_whole_number(name, getattr(self, name), least)
+        for name in ("max_n_fraction", "validation_fraction", "test_fraction"):
+            check_share(name, getattr(self, name))
 
     def plain(self) -> dict[str, object]:
         """All options as values that JSON holds."""
-        return {key: _plain(value) for key, value in asdict(self).items()}
+        normal = {"length": self.lengths, **{name: self.names(name) for name in _CHROMOSOME_LISTS}}
+        return {key: _plain(value) for key, value in (asdict(self) | normal).items()}
 
     def effective(self) -> dict[str, object]:
         """Those that change a result, except the lengths, which have one table each."""
         return {k: v for k, v in self.plain().items() if k not in _WITHOUT_EFFECT}
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InputError(f"{name}={value}: choose one of {', '.join(choices)}")
 
 
 def _plain(value: object) -> object:

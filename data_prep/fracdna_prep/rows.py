@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fracdna_prep.bed import BedTable, read_bed
+from fracdna_prep.blocks import BlockPlan, BlockRequest, plan_blocks
 from fracdna_prep.names import NameReport, match_names, require_names
 from fracdna_prep.options import PrepareOptions
 from fracdna_prep.splits import (
     NO_SPLIT,
-    SplitRegion,
     has_split_column,
     regions_of_rows,
-    split_blocks,
     splits_by_chromosome,
     splits_of_bed,
 )
@@ -38,6 +37,7 @@ class Rows:
         problems: (R,) positions in windows.STATUSES; OK for usable rows.
         rule: the split rule that was applied.
         report: how the input's names matched; None without a BED.
+        blocks: how split=blocks cut the genome; None under other rules.
     """
 
     contigs: list[str]
@@ -50,6 +50,7 @@ class Rows:
     problems: np.ndarray
     rule: str
     report: NameReport | None
+    blocks: BlockPlan | None
 
     def __len__(self) -> int:
         return len(self.contigs)
@@ -58,6 +59,10 @@ class Rows:
     def usable(self) -> np.ndarray:
         """(R,) bool: rows that windows are made from."""
         return self.problems == OK
+
+    def clipped(self) -> tuple[np.ndarray, np.ndarray]:
+        """Starts and ends, (R,) each, no further than the contig reaches."""
+        return np.maximum(self.starts, 0), np.minimum(self.ends, self.contig_lengths)
 
     def statuses(self) -> list[str]:
         """What the table of intervals says about each row."""
@@ -83,7 +88,8 @@ def read_rows(options: PrepareOptions, contigs: Mapping[str, int]) -> Rows:
         rule = "bed" if has_split_column(bed) else "none"
     lengths = np.array([contigs[name] for name in names], dtype=np.int64)
     problems = row_problems(bed.starts, bed.ends, lengths)
-    splits = _splits(options, rule, bed, names, contigs)
+    blocks = plan_blocks(contigs, _block_request(options)) if rule == "blocks" else None
+    splits = _splits(options, rule, bed, names, contigs, blocks)
     undecided = np.array([split is None for split in splits])
     return Rows(
         contigs=names,
@@ -96,6 +102,7 @@ def read_rows(options: PrepareOptions, contigs: Mapping[str, int]) -> Rows:
         problems=np.where((problems == OK) & undecided, OUTSIDE_SPLITS, problems),
         rule=rule,
         report=report,
+        blocks=blocks,
     )
 
 
@@ -103,10 +110,10 @@ def _rows_of_genome(options: PrepareOptions, contigs: Mapping[str, int]) -> Rows
     """Whole contigs, or the blocks of a split."""
     rule = "none" if options.split == "auto" else options.split
     whole = [(name, 0, length) for name, length in contigs.items() if length]
-    if rule == "blocks":
-        regions = _blocks(options, contigs)
-        placed = [(region.contig, region.start, region.end) for region in regions]
-        splits = [region.split for region in regions]
+    blocks = plan_blocks(contigs, _block_request(options)) if rule == "blocks" else None
+    if blocks:
+        placed = [(region.contig, region.start, region.end) for region in blocks.regions]
+        splits = [region.split for region in blocks.regions]
     else:
         placed, splits = whole, [NO_SPLIT] * len(whole)
     if rule == "chromosome":
@@ -126,6 +133,7 @@ def _rows_of_genome(options: PrepareOptions, contigs: Mapping[str, int]) -> Rows
         problems=row_problems(starts, ends, lengths),
         rule=rule,
         report=None,
+        blocks=blocks,
     )
 
 
@@ -134,7 +142,7 @@ def _names_in_genome(
 ) -> tuple[list[str], NameReport]:
     places = [bed.place_of(row) for row in range(len(bed))]
     mapping = require_names(bed.contigs, places, contigs, rename)
-    return [mapping[name] for name in bed.contigs], match_names(bed.contigs, contigs)
+    return [mapping[name] for name in bed.contigs], match_names(bed.contigs, contigs, rename)
 
 
 def _splits(
@@ -143,29 +151,30 @@ def _splits(
     bed: BedTable,
     names: list[str],
     contigs: Mapping[str, int],
+    blocks: BlockPlan | None,
 ) -> list[str | None]:
     if rule == "bed":
         return list(splits_of_bed(bed))
     if rule == "chromosome":
         split_of = _by_chromosome(options, contigs)
         return [split_of[name] for name in names]
-    if rule == "blocks":
-        return regions_of_rows(_blocks(options, contigs), names, bed.starts, bed.ends)
+    if blocks:
+        return regions_of_rows(blocks.regions, names, bed.starts, bed.ends)
     return [NO_SPLIT] * len(bed)
 
 
 def _by_chromosome(options: PrepareOptions, contigs: Mapping[str, int]) -> dict[str, str]:
     return splits_by_chromosome(
-        contigs, tuple(options.validation_chromosomes), tuple(options.test_chromosomes)
+        contigs, options.names("validation_chromosomes"), options.names("test_chromosomes")
     )
 
 
-def _blocks(options: PrepareOptions, contigs: Mapping[str, int]) -> list[SplitRegion]:
-    return split_blocks(
-        contigs,
-        block_size=options.block_size,
-        guard=options.guard,
+def _block_request(options: PrepareOptions) -> BlockRequest:
+    return BlockRequest(
+        longest=max(options.lengths),
         validation_fraction=options.validation_fraction,
         test_fraction=options.test_fraction,
         seed=options.seed,
+        block_size=options.block_size,
+        guard=options.guard,
     )

@@ -1,6 +1,6 @@
 """Who belongs to training, validation and test, and the proof that no base belongs to two."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -118,8 +118,8 @@ def splits_by_chromosome(
             )
         if (*validation, *test).count(name) > 1:
             raise InputError(f"split=chromosome lists {name!r} twice: give it one split")
-    listed = dict.fromkeys(validation, "valid") | dict.fromkeys(test, "test")
-    return {name: listed.get(name, "train") for name in contigs}
+    held_out = dict.fromkeys(validation, "valid") | dict.fromkeys(test, "test")
+    return {name: held_out.get(name, "train") for name in contigs}
 
 
 def regions_of_rows(

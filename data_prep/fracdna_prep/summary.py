@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from fracdna_prep.blocks import BlockPlan
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.rows import Rows
 from fracdna_prep.store_layout import CODED_LETTERS
 from fracdna_prep.tables import WindowTable
 from fracdna_prep.window_plan import Coverage, coverage_of
+from fracdna_prep.wording import counted, with_rest
 
 _SHOWN = 10
 
@@ -41,6 +43,25 @@ class GenomeSummary:
 
 
 @dataclass(frozen=True)
+class BlockSummary:
+    """The split by blocks.
+
+    Attributes:
+        block_size: bases, as used.
+        guard: bases between two splits, as used.
+        left_out: bases that the guards keep from every split.
+        requested: split to the share of the blocks asked for.
+        obtained: split to its share of the genome's bases; the rest is left out.
+    """
+
+    block_size: int
+    guard: int
+    left_out: int
+    requested: dict[str, float]
+    obtained: dict[str, float]
+
+
+@dataclass(frozen=True)
 class IntervalSummary:
     """The input intervals.
 
@@ -51,6 +72,8 @@ class IntervalSummary:
         by_status: rows by what became of them.
         rows_by_split: usable rows.
         bases_by_split: bases of the usable rows as given.
+        shared_bases: bases in rows of two splits; above 0 only by allow_split_overlap.
+        blocks: how split=blocks cut the genome; None under other rules.
         first_problems: the first rows that are not "ok", with their coordinates.
         names: the matching report; "" without a BED.
     """
@@ -61,6 +84,8 @@ class IntervalSummary:
     by_status: dict[str, int]
     rows_by_split: dict[str, int]
     bases_by_split: dict[str, int]
+    shared_bases: int
+    blocks: BlockSummary | None
     first_problems: list[str]
     names: str
 
@@ -79,12 +104,15 @@ class WindowSummary:
         n_fraction: mean over the readable windows.
         masked_fraction: likewise.
         windows_per_row: least, median and greatest number of readable windows of a row.
-        first_rows: the windows of the first rows.
+        rows: how many rows there are.
+        first_rows: the windows of the first ones.
         rows_without_windows: rows that have no readable window.
         bases: of the usable rows, each base once.
         unused_bases: those in no readable window.
-        first_unused: the first such stretches, as region strings.
+        unused_stretches: how many stretches they make.
+        first_unused: the first of these, as region strings.
         shared_bases: bases in windows of two splits; above 0 only by allow_split_overlap.
+        earlier: whether an earlier run with equal options made it, and this one did not ask for it.
     """
 
     length: int
@@ -96,22 +124,36 @@ class WindowSummary:
     n_fraction: float
     masked_fraction: float
     windows_per_row: tuple[int, float, int]
+    rows: int
     first_rows: list[str]
     rows_without_windows: int
     bases: int
     unused_bases: int
+    unused_stretches: int
     first_unused: list[str]
     shared_bases: int
+    earlier: bool
 
 
 @dataclass(frozen=True)
 class PreparationSummary:
-    """Everything a preparation has to tell; `row_problems` above 0 means exit status 1."""
+    """Everything a preparation has to tell; `row_problems` above 0 means exit status 1.
+
+    Attributes:
+        output: the folder.
+        genome: its store.
+        intervals: the rows.
+        windows: all tables in the folder, those asked for now first.
+        removed: file names of tables of other options, which this run removed.
+        row_problems: rows that are dropped or clipped, or lack a window of a length asked for.
+        options: as given.
+    """
 
     output: str
     genome: GenomeSummary
     intervals: IntervalSummary
     windows: list[WindowSummary]
+    removed: list[str]
     row_problems: int
     options: dict[str, object]
 
@@ -123,8 +165,9 @@ class PreparationSummary:
         """The summary as text."""
         lines = _describe_genome(self.genome) + _describe_intervals(self.intervals)
         for windows in self.windows:
-            lines += _describe_windows(windows)
-        lines.append(f"rows with problems: {self.row_problems}")
+            lines += _describe_earlier(windows) if windows.earlier else _describe_windows(windows)
+        lines += [f"removed {name}, made with other options" for name in self.removed]
+        lines.append(f"rows with problems: {self.row_problems:,}")
         lines.append(f"written to {self.output}")
         return "\n".join(lines)
 
@@ -149,7 +192,7 @@ def summarise_genome(store: GenomeStore, output: Path) -> GenomeSummary:
     )
 
 
-def summarise_intervals(rows: Rows, source: str | None) -> IntervalSummary:
+def summarise_intervals(rows: Rows, source: str | None, shared_bases: int) -> IntervalSummary:
     """Counts the rows by status and split."""
     statuses = rows.statuses()
     bases: Counter[str] = Counter()
@@ -157,8 +200,7 @@ def summarise_intervals(rows: Rows, source: str | None) -> IntervalSummary:
     for row in good:
         bases[rows.splits[row]] += int(rows.ends[row] - rows.starts[row])
     problems = [
-        f"row {row}: {rows.contigs[row]} {rows.starts[row]}-{rows.ends[row]} (contig of "
-        f"{rows.contig_lengths[row]} bases): {status}"
+        f"{_place(rows, row)} (contig of {rows.contig_lengths[row]:,} bases): {status}"
         for row, status in enumerate(statuses)
         if status != "ok"
     ]
@@ -169,14 +211,14 @@ def summarise_intervals(rows: Rows, source: str | None) -> IntervalSummary:
         by_status=dict(Counter(statuses)),
         rows_by_split=dict(Counter(rows.splits[row] for row in good)),
         bases_by_split=dict(bases),
+        shared_bases=shared_bases,
+        blocks=_summarise_blocks(rows.blocks) if rows.blocks else None,
         first_problems=problems[:_SHOWN],
         names=rows.report.describe() if rows.report else "",
     )
 
 
-def summarise_windows(
-    table: WindowTable, rows: Rows, file_name: str, shared_bases: int
-) -> WindowSummary:
+def summarise_windows(table: WindowTable, rows: Rows, *, earlier: bool = False) -> WindowSummary:
     """Counts the windows of one table by status, split and row."""
     usable = table.usable()
     coverage = coverage_of(table, rows)
@@ -184,7 +226,7 @@ def summarise_windows(
     spread = (int(per_row.min()), float(np.median(per_row)), int(per_row.max()))
     return WindowSummary(
         length=table.length,
-        table=file_name,
+        table=table.path.name,
         content_hash=table.content_hash,
         windows=len(table),
         by_status=dict(Counter(table.status.tolist())),
@@ -192,12 +234,15 @@ def summarise_windows(
         n_fraction=_mean(table.n_fraction[usable]),
         masked_fraction=_mean(table.masked_fraction[usable]),
         windows_per_row=spread,
+        rows=len(rows),
         first_rows=_first_rows(table, rows, coverage),
         rows_without_windows=int((per_row == 0).sum()),
         bases=coverage.bases,
         unused_bases=coverage.bases - coverage.covered,
+        unused_stretches=coverage.unused_stretches,
         first_unused=list(coverage.first_unused),
-        shared_bases=shared_bases,
+        shared_bases=int(table.metadata["split_overlap_bases"]),
+        earlier=earlier,
     )
 
 
@@ -213,66 +258,115 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else 0.0
 
 
+def _summarise_blocks(blocks: BlockPlan) -> BlockSummary:
+    return BlockSummary(
+        block_size=blocks.block_size,
+        guard=blocks.guard,
+        left_out=blocks.left_out,
+        requested=blocks.requested,
+        obtained={split: n / blocks.bases for split, n in blocks.bases_by_split.items()},
+    )
+
+
+def _place(rows: Rows, row: int) -> str:
+    return f"row {row:,}: {rows.contigs[row]} {rows.starts[row]:,}-{rows.ends[row]:,}"
+
+
 def _first_rows(table: WindowTable, rows: Rows, coverage: Coverage) -> list[str]:
     shown = []
     usable = table.usable()
     for row in range(min(len(rows), _SHOWN)):
         low, high = np.searchsorted(table.row[usable], [row, row + 1])
         windows = usable[low:high]
-        text = f"row {row}: {rows.contigs[row]} {rows.starts[row]}-{rows.ends[row]}: "
-        text += f"{coverage.per_row[row]} window(s)"
+        text = f"{_place(rows, row)}: {counted(int(coverage.per_row[row]), 'window')}"
         if len(windows):
-            text += f" from {table.start[windows].min()} to {table.end[windows].max()}"
+            text += f" from {table.start[windows].min():,} to {table.end[windows].max():,}"
         shown.append(text)
     return shown
 
 
 def _describe_genome(genome: GenomeSummary) -> list[str]:
     lines = [
-        f"genome: {genome.contigs} contig(s), {genome.bases:,} bases, {genome.n:,} N, "
-        f"{genome.soft_masked:,} soft-masked",
+        f"genome: {counted(genome.contigs, 'contig')}, {counted(genome.bases, 'base')}, "
+        f"{genome.n:,} N, {genome.soft_masked:,} soft-masked",
         *(
-            f"  {source['name']}, {source['bytes']:,} bytes, {source['compression']}, "
+            f"  {source['name']}, {counted(source['bytes'], 'byte')}, {source['compression']}, "
             f"sha256 {source['sha256']}"
             for source in genome.sources
         ),
         f"  content {genome.checksum}",
     ]
-    for name, counts in list(genome.other_letters.items())[:_SHOWN]:
-        letters = ", ".join(f"{letter} {count:,}" for letter, count in counts.items())
-        lines.append(f"  {name}: letters read as N: {letters}")
-    return lines
+    others = [
+        f"{name}: letters read as N: {_counts(counts)}"
+        for name, counts in list(genome.other_letters.items())[:_SHOWN]
+    ]
+    return lines + _indented(with_rest(others, len(genome.other_letters)))
 
 
 def _describe_intervals(intervals: IntervalSummary) -> list[str]:
     source = intervals.source or "the genome's contigs"
-    lines = [f"intervals: {intervals.rows} row(s) of {source}, split by {intervals.split_rule}"]
-    lines += [f"  {line}" for line in intervals.names.splitlines()]
-    lines.append(f"  {_counts(intervals.by_status)}")
+    lines = intervals.names.splitlines()
+    if intervals.blocks:
+        lines += _describe_blocks(intervals.blocks)
+    lines.append(_counts(intervals.by_status))
     for split, count in intervals.rows_by_split.items():
-        lines.append(f"  {split}: {count:,} row(s), {intervals.bases_by_split[split]:,} bases")
+        bases = counted(intervals.bases_by_split[split], "base")
+        lines.append(f"{split}: {counted(count, 'row')}, {bases}")
+    if intervals.shared_bases:
+        lines.append(f"ACCEPTED: {counted(intervals.shared_bases, 'base')} in rows of two splits")
     if intervals.split_rule == "none":
-        lines.append("  no split: split=chromosome or split=blocks makes one")
-    return lines + [f"  {problem}" for problem in intervals.first_problems]
+        lines.append("no split: split=chromosome or split=blocks makes one")
+    problems = intervals.rows - intervals.by_status.get("ok", 0)
+    lines += with_rest(intervals.first_problems, problems)
+    head = f"intervals: {counted(intervals.rows, 'row')} of {source}, split by"
+    return [f"{head} {intervals.split_rule}", *_indented(lines)]
+
+
+def _describe_blocks(blocks: BlockSummary) -> list[str]:
+    shares = ", ".join(
+        f"{split} {share:.1%} ({blocks.requested[split]:.1%})"
+        for split, share in blocks.obtained.items()
+    )
+    return [
+        f"blocks of {counted(blocks.block_size, 'base')}, guards of "
+        f"{counted(blocks.guard, 'base')}, which leave out {counted(blocks.left_out, 'base')}",
+        f"share of the genome's bases (requested share of the blocks): {shares}",
+    ]
 
 
 def _describe_windows(windows: WindowSummary) -> list[str]:
     least, median, greatest = windows.windows_per_row
     share = windows.unused_bases / windows.bases if windows.bases else 0.0
     lines = [
-        f"windows of {windows.length:,}: {windows.windows:,} ({_counts(windows.by_status)})",
-        f"  usable: {_counts(windows.usable_by_split) or 'none'}",
-        f"  N {windows.n_fraction:.4f}, soft-masked {windows.masked_fraction:.4f} on average",
-        f"  per row: at least {least:,}, median {median:g}, at most {greatest:,}",
-        f"  covered {windows.bases - windows.unused_bases:,} of {windows.bases:,} bases, unused "
-        f"{windows.unused_bases:,} ({share:.2%})",
+        f"usable: {_counts(windows.usable_by_split) or 'none'}",
+        f"N {windows.n_fraction:.4f}, soft-masked {windows.masked_fraction:.4f} on average",
+        f"per row: at least {least:,}, median {f'{median:,.1f}'.removesuffix('.0')}, at most "
+        f"{greatest:,}",
+        f"covered {windows.bases - windows.unused_bases:,} of {counted(windows.bases, 'base')}, "
+        f"unused {windows.unused_bases:,} ({share:.2%})",
     ]
     if windows.first_unused:
-        lines.append(f"  unused first: {', '.join(windows.first_unused)}")
+        unused = with_rest(windows.first_unused, windows.unused_stretches)
+        lines.append(f"unused first: {', '.join(unused)}")
     if windows.shared_bases:
-        lines.append(f"  ACCEPTED: {windows.shared_bases:,} bases in windows of two splits")
-    lines += [f"  {text}" for text in windows.first_rows]
-    return [*lines, f"  {windows.table}, content {windows.content_hash}"]
+        lines.append(f"ACCEPTED: {counted(windows.shared_bases, 'base')} in windows of two splits")
+    lines += with_rest(windows.first_rows, windows.rows)
+    lines.append(f"{windows.table}, content {windows.content_hash}")
+    return [
+        f"windows of {windows.length:,}: {windows.windows:,} ({_counts(windows.by_status)})",
+        *_indented(lines),
+    ]
+
+
+def _describe_earlier(windows: WindowSummary) -> list[str]:
+    return [
+        f"also there, made earlier: {windows.table}, {counted(windows.windows, 'window')} of "
+        f"{windows.length:,}"
+    ]
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -1,11 +1,18 @@
 """From rows to window tables: planned and checked without a base, then filled from the store."""
 
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from fracdna_prep.coverage import covered_bases, on_one_line, uncovered, union
+from fracdna_prep.coverage import (
+    count_uncovered,
+    covered_bases,
+    on_one_line,
+    uncovered,
+    union,
+)
 from fracdna_prep.errors import InputError
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.options import PrepareOptions
@@ -46,14 +53,31 @@ class Coverage:
     Attributes:
         bases: of all usable rows together, each base once.
         covered: of these, the bases in at least one readable window.
-        first_unused: the first stretches that no window covers, as region strings.
+        unused_stretches: how many stretches of the rows no window covers.
+        first_unused: the first of them, as region strings.
         per_row: (R,) readable windows of each row.
     """
 
     bases: int
     covered: int
+    unused_stretches: int
     first_unused: tuple[str, ...]
     per_row: np.ndarray
+
+
+def check_rows(rows: Rows, *, allow: bool) -> int:
+    """The hard check of the rows themselves, which evaluation and count models read.
+
+    Returns:
+        bases that belong to rows of two splits; above 0 only where allowed.
+
+    Raises:
+        InputError: there are some and that is not allowed.
+    """
+    good = np.flatnonzero(rows.usable)
+    starts, ends = (bounds[good] for bounds in rows.clipped())
+    contigs, splits = _array(rows.contigs)[good], _array(rows.splits)[good]
+    return check_overlap(contigs, starts, ends, splits, kind="row", allow=allow)
 
 
 def plan_windows(rows: Rows, length: int, options: PrepareOptions) -> WindowPlan:
@@ -114,10 +138,7 @@ def coverage_of(table: WindowTable, rows: Rows) -> Coverage:
     """Which bases of the usable rows the readable windows of a table cover."""
     read = table.usable()
     good = np.flatnonzero(rows.usable)
-    starts, ends = (
-        np.maximum(rows.starts, 0)[good],
-        np.minimum(rows.ends, rows.contig_lengths)[good],
-    )
+    starts, ends = (bounds[good] for bounds in rows.clipped())
     contigs = np.concatenate([_array(rows.contigs)[good], table.contig[read]])
     line_starts, line_ends = on_one_line(
         contigs,
@@ -127,17 +148,15 @@ def coverage_of(table: WindowTable, rows: Rows) -> Coverage:
     asked = union(line_starts[: len(good)], line_ends[: len(good)])
     covered = union(line_starts[len(good) :], line_ends[len(good) :])
     bases, found = int((asked[1] - asked[0]).sum()), int(covered_bases(covered, *asked).sum())
-    first_unused = []
     offsets = line_starts[: len(good)] - starts
-    if found < bases:
-        gaps = uncovered(line_starts[: len(good)], line_ends[: len(good)], covered)
-        for index, start, end in gaps:
-            offset = offsets[index]
-            first_unused.append(f"{contigs[index]}:{start - offset + 1}-{end - offset}")
-            if len(first_unused) == _SHOWN:
-                break
+    gaps = (line_starts[: len(good)], line_ends[: len(good)], covered)
+    first_unused = tuple(
+        f"{contigs[index]}:{start - offsets[index] + 1:,}-{end - offsets[index]:,}"
+        for index, start, end in islice(uncovered(*gaps) if found < bases else (), _SHOWN)
+    )
+    stretches = count_uncovered(*gaps) if found < bases else 0
     per_row = np.bincount(table.row[read], minlength=len(rows))
-    return Coverage(bases, found, tuple(first_unused), per_row)
+    return Coverage(bases, found, stretches, first_unused, per_row)
 
 
 def _of_rows(texts: list[str], windows: WindowArrays) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Prepared windows for Lightning, resumable in the middle of an epoch."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class TrainingLoader(DataLoader[Batch]):
             num_workers=workers,
             collate_fn=as_is,
             pin_memory=torch.cuda.is_available(),
+            worker_init_fn=leave_signals_to_the_parent,
         )
         self.done = done
 
@@ -163,6 +165,12 @@ class WindowData(pl.LightningDataModule):
             "seed": self.seed,
             "reverse_complement": self.training.reverse_complement,
         }
+
+
+def leave_signals_to_the_parent(worker: int) -> None:
+    """Ctrl-C reaches the whole process group: workers must live until the step has ended."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def open_prepared(prepared: str | Path, length: int) -> tuple[GenomeStore, WindowTable]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 import numpy as np
-from tqdm import tqdm
 
 from fracdna.embedding.options import DEFAULTS, EmbeddingOptions
 from fracdna.embedding.regions import RegionIds, Regions, place_regions
@@ -12,6 +11,7 @@ from fracdna.model.heads import LanguageModel
 from fracdna.outcomes import NotFinite
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.interval import Interval
+from fracdna_prep.progress import progress_bar
 
 
 def embed_regions(
@@ -49,10 +49,7 @@ def embed_regions(
     flipped = np.array([region.strand == "-" for region in read], dtype=bool)
     sequences = [RegionIds(store, region) for region in read]
     passes = 2 if options.strand == "average" else 1
-    bar = tqdm(
-        total=passes * regions.bases, unit="b", unit_scale=True, desc="embed", disable=not progress
-    )
-    with bar:
+    with progress_bar(passes * regions.bases, "embed", progress) as bar:
         found = pooled_batches(model, sequences, options, flipped=flipped, advance=bar.update)
         try:
             for rows, vectors in found:

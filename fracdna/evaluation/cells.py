@@ -61,14 +61,14 @@ def _flatten(cells: list[RegionScores]) -> dict[str, np.ndarray]:
 
 
 def _read(path: Path) -> list[RegionScores] | None:
-    """The cells of a file, None where there is no readable one."""
+    """The cells of a file, None where there is no readable one: it is computed again then."""
+    cells: dict[int, dict] = {}
     try:
         with np.load(path) as content:
-            arrays = dict(content)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError):
+            for name, value in content.items():
+                number, field = name.split("/")
+                entry = value.item() if value.ndim == 0 else value
+                cells.setdefault(int(number), {})[field] = entry
+        return [RegionScores(**cells[number]) for number in sorted(cells)] or None
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError):
         return None
-    cells: dict[int, dict] = {}
-    for name, value in arrays.items():
-        number, field = name.split("/")
-        cells.setdefault(int(number), {})[field] = value.item() if value.ndim == 0 else value
-    return [RegionScores(**cells[number]) for number in sorted(cells)]

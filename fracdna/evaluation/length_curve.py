@@ -31,8 +31,8 @@ class RegionScores:
         n_skipped: N among the targets.
         pad_skipped: PAD among the targets.
         scored: SHA-256 over coordinates and counted positions: equal at every length.
-        bucket_nats: (buckets,) float64 by position in the window, NaN for count models; bucket b
-            holds the positions from 2^b - 1 to 2^(b+1) - 2, counted from 0.
+        bucket_nats: (buckets,) float64 by bases of context, NaN for count models; bucket 0 has
+            none, bucket b those with 2^(b-1) to 2^b - 1 bases before them.
         bucket_tokens: (buckets,) int64.
     """
 
@@ -47,8 +47,13 @@ class RegionScores:
 
 
 def position_buckets(length: int) -> np.ndarray:
-    """Bucket of each position of a window: floor(log2(position + 1)), (length,) int64."""
-    return np.floor(np.log2(np.arange(1, length + 1))).astype(np.int64)
+    """Bucket of each position of a window by the bases before it: 0 has none, b at least 2^(b-1).
+
+    Returns:
+        (length,) int64.
+    """
+    edges = 2 ** np.arange(int(length - 1).bit_length())  # 1, 2, 4, ..
+    return np.searchsorted(edges, np.arange(length), side="right")
 
 
 Scores = dict[str, dict[int, RegionScores]]  # by model, by length

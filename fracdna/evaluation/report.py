@@ -14,10 +14,11 @@ from fracdna.evaluation.length_curve import RegionScores, Scores
 from fracdna.evaluation.likelihood import bits_per_base, perplexity
 from fracdna.evaluation.regions import Regions
 from fracdna.evaluation.statistics import interval_95, resampled_nll
-from fracdna.pictures import Line, draw_lines
+from fracdna.pictures import Line, bases, draw_lines
 from fracdna_prep.files import atomic_file
 
 COUNT_MODEL = "markov-"
+FEWEST_BASES = 1000  # that a point of the context curve stands on
 
 
 class Row(NamedTuple):
@@ -55,10 +56,10 @@ def write_report(
     positions = [row for model in networks for row in _position_rows(model, scores[model])]
     best = best_count_model(scores)
     _write_csv(output / "table.csv", Row._fields, rows)
-    fields = ("model", "position", "bases", "nll_nats", "perplexity")
+    fields = ("model", "context_from", "context_to", "bases", "nll_nats", "perplexity")
     _write_csv(output / "positions.csv", fields, positions)
     _write_samples(output / "samples.parquet", scores)
-    _draw(output, scores, rows, positions, networks, best)
+    _draw(output, rows, positions, networks, best, settings)
     result = settings | {
         "regions": {
             "count": len(regions.intervals),
@@ -147,10 +148,17 @@ def _perplexity_interval(
 
 
 def _position_rows(model: str, cells: dict[int, RegionScores]) -> list[tuple]:
-    """Perplexity by amount of context, from the longest windows."""
+    """Perplexity by bases of context, from the longest windows: least, most, what was counted."""
     cell = cells[max(cells)]
     return [
-        (model, 2**bucket, int(tokens), nats / tokens, perplexity(nats / tokens))
+        (
+            model,
+            2**bucket // 2,
+            2**bucket - 1,
+            int(tokens),
+            nats / tokens,
+            perplexity(nats / tokens),
+        )
         for bucket, (nats, tokens) in enumerate(
             zip(cell.bucket_nats, cell.bucket_tokens, strict=True)
         )
@@ -198,30 +206,56 @@ def _write_samples(path: Path, scores: Scores) -> None:
 
 def _draw(
     output: Path,
-    scores: Scores,
     rows: list[Row],
     positions: list[tuple],
     networks: list[str],
     best: str | None,
+    settings: dict[str, Any],
 ) -> None:
-    """Perplexity by length and by amount of context."""
-    shown = [*networks, *(n for n in ("markov-2", best) if n in scores)]
+    """Perplexity by length and by amount of context, with the count models beside them."""
+    rows = [row for row in rows if row.contig == "all"]
+    references = ["markov-2", best] if best else []
     lines = []
-    for model in dict.fromkeys(shown):
-        mine = [row for row in rows if row.model == model and row.contig == "all"]
+    for model in dict.fromkeys([*networks, *references]):
+        mine = [row for row in rows if row.model == model]
         x, y = [row.length for row in mine], [row.perplexity for row in mine]
         low, high = [r.perplexity_low for r in mine], [r.perplexity_high for r in mine]
         band = (None, None) if None in low else (low, high)
-        name = f"{model} (best count model)" if model == best else model
-        lines.append(Line(name, x, y, *band, reference=model not in networks))
-    title = "Perplexity by window length, the same bases at every length"
-    draw_lines(output / "perplexity.png", lines, xlabel="window length (bases)", title=title)
+        lines.append(Line(_label(model, best), x, y, *band, reference=model in references))
+    trained = {m["trained_on_length"] for m in settings["models"].values()} - {None}
+    note = f"{rows[0].bases:,} bases of {settings['split']}; bands: 95 % by resampling regions"
+    draw_lines(
+        output / "perplexity.png",
+        lines,
+        xlabel=f"window length (bases)\n{note}",
+        title="Perplexity by window length, the same bases at every length",
+        marks={length: f"trained on {bases(length)}" for length in trained},
+    )
     lines = []
     for model in networks:
-        x, y = zip(*[(p[1], p[4]) for p in positions if p[0] == model], strict=True)
-        lines.append(Line(model, x, y))
-    title = "Perplexity by bases of context, longest windows"
-    draw_lines(output / "positions.png", lines, xlabel="bases of context", title=title)
+        # the first buckets hold a handful of bases each: their noise would fill the picture
+        mine = [p for p in positions if p[0] == model and p[1] > 0 and p[3] >= FEWEST_BASES]
+        lines.append(Line(model, [p[1] for p in mine], [p[5] for p in mine]))
+    longest = max(row.length for row in rows)
+    for model in references:
+        level = next(r.perplexity for r in rows if r.model == model and r.length == longest)
+        x = lines[0].x
+        lines.append(Line(_label(model, best), x, [level] * len(x), reference=True))
+    draw_lines(
+        output / "positions.png",
+        [line for line in lines if line.x],
+        xlabel=f"bases of context: each point from there to twice as many\n{note.split(';')[0]}",
+        title=f"Perplexity by bases of context, windows of {longest:,}",
+        marks={length: f"trained on {bases(length)}" for length in trained},
+    )
+
+
+def _label(model: str, best: str | None) -> str:
+    """A model's name in pictures."""
+    if not model.startswith(COUNT_MODEL):
+        return model
+    order = model.removeprefix(COUNT_MODEL)
+    return f"counts, {order} bases back" + (" (the best)" if model == best else "")
 
 
 def _terminal_table(

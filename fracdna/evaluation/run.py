@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
 
 import fracdna
 from fracdna.devices import choose_device, choose_precision, describe_device
@@ -23,13 +22,15 @@ from fracdna.evaluation.length_curve import (
 from fracdna.evaluation.markov import HIGHEST_ORDER, STRENGTH, MarkovModel
 from fracdna.evaluation.regions import Regions, check_lengths, choose_regions, merged
 from fracdna.evaluation.report import COUNT_MODEL, write_report
-from fracdna.model.checkpoint import load_model, model_hash
+from fracdna.model.checkpoint import load_model, model_hash, read_checkpoint
 from fracdna.model.heads import LanguageModel
 from fracdna.outcomes import FINE
 from fracdna_prep.errors import InputError
+from fracdna_prep.files import check_writable, writing_refusals
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.interval import Interval
 from fracdna_prep.prepare import read_intervals_table, store_path
+from fracdna_prep.progress import progress_bar
 
 
 def evaluate(config: DictConfig) -> int:
@@ -49,9 +50,13 @@ def evaluate(config: DictConfig) -> int:
     paths = [config.checkpoint] if isinstance(config.checkpoint, str) else config.checkpoint
     models = _open_models(list(paths or ()), config.names)
     store, intervals = _open_genome(config.prepared)
+    if config.split not in intervals:
+        raise InputError(
+            f"split={config.split}: {config.prepared} holds the splits {', '.join(intervals)}"
+        )
     regions = choose_regions(
         store,
-        intervals.get(config.split, ()),
+        intervals[config.split],
         lengths[-1],
         count=config.regions,
         max_n_fraction=config.max_n_fraction,
@@ -62,7 +67,9 @@ def evaluate(config: DictConfig) -> int:
     precision = choose_precision(config.precision)
     device = choose_device(config.device, config.precision)
     output = Path(config.output).absolute()
-    output.mkdir(parents=True, exist_ok=True)
+    check_writable(output)
+    with writing_refusals(output):
+        output.mkdir(parents=True, exist_ok=True)
     regions.write(output / "regions.parquet")
     cells = CellFolder(output / "cells", regions, store.checksum, config.force)
     scores = _score_networks(models, store, regions, lengths, cells, config, device, precision)
@@ -76,11 +83,13 @@ def evaluate(config: DictConfig) -> int:
         "cuda": torch.version.cuda,
         "device": describe_device(device),
         "precision": config.precision,
+        "split": f"split {config.split}",
         "genome": store.checksum,
         "models": {
             name: {
                 "checkpoint": str(path),
                 "weights": model_hash(model),
+                "trained_on_length": _trained_on(path),
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "state_scalars": model.backbone.state_size(),
             }
@@ -97,15 +106,26 @@ def _open_models(paths: Sequence[str], names: Sequence[str] | None) -> dict[str,
     """Models by the name they have in tables, in the order given."""
     if not paths:
         raise InputError("checkpoint= is not set: name one or several checkpoints")
+    names = [names] if isinstance(names, str) else names
     if names and len(names) != len(paths):
         raise InputError(f"names= has {len(names)} names for {len(paths)} checkpoints")
     chosen = list(names) if names else [run_name(Path(path)) for path in paths]
     models: dict[str, LanguageModel] = {}
     for name, path in zip(chosen, paths, strict=True):
+        if name.startswith(COUNT_MODEL) or name == "uniform":
+            raise InputError(
+                f"{name!r} is the name of a reference line: choose another with names="
+            )
         if name in models:
             raise InputError(f"two checkpoints are called {name!r}: tell them apart with names=")
         models[name] = load_model(path)
     return models
+
+
+def _trained_on(path: str) -> int | None:
+    """Length of the windows that a model was trained on, where its checkpoint tells."""
+    recipe = read_checkpoint(path)["fracdna"].get("recipe", {})
+    return recipe.get("data", {}).get("length")
 
 
 def run_name(path: Path) -> str:
@@ -135,7 +155,7 @@ def _score_networks(
     """All cells of all networks; those already in the folder are read."""
     total = len(models) * len(lengths) * len(regions.intervals) * regions.width
     scores: Scores = {}
-    with _bar(total, "networks", config.progress) as bar:
+    with progress_bar(total, "networks", config.progress) as bar:
         for name, model in models.items():
             key = f"{model_hash(model)} {config.precision} {device.type}"
             model.to(device)
@@ -164,12 +184,12 @@ def _score_counts(
 
     @cache
     def model() -> MarkovModel:
-        with _bar(bases, "counting", progress) as bar:
+        with progress_bar(bases, "counting", progress) as bar:
             return MarkovModel(count_training_bases(store, training, progress=bar))
 
     total = len(lengths) * len(regions.intervals) * regions.width
     scores: Scores = {f"{COUNT_MODEL}{order}": {} for order in range(HIGHEST_ORDER + 1)}
-    with _bar(total, "count models", progress) as bar:
+    with progress_bar(total, "count models", progress) as bar:
         for length in lengths:
             # counting waits until a cell is missing
             score = lambda n=length: score_counts(model(), store, regions, n, progress=bar)  # noqa: E731
@@ -177,13 +197,6 @@ def _score_counts(
             for by_length, cell in zip(scores.values(), found, strict=True):
                 by_length[length] = cell
     return scores
-
-
-def _bar(total: int, name: str, shown: bool) -> tqdm:
-    """Progress in bases."""
-    return tqdm(
-        total=total, desc=name, unit="base", unit_scale=True, disable=not shown, dynamic_ncols=True
-    )
 
 
 def _check_same_bases(scores: Scores) -> None:

@@ -8,7 +8,6 @@ Lightning's own entries (optimizer, loops) stand beside them and are not needed 
 import hashlib
 import importlib
 import json
-import pickle
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -84,10 +83,17 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: no such checkpoint file")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        raise InputError(f"{path}: not a readable checkpoint ({_first_line(error)})") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except Exception as error:  # what damaged bytes raise has no common type
+        raise InputError(
+            f"{path}: not a readable checkpoint: the file is damaged, of another kind, or holds "
+            "more than tensors and plain values"
+        ) from error
     about = content.get("fracdna") if isinstance(content, dict) else None
-    if not isinstance(about, dict) or not {"format", "model", "vocabulary"} <= set(about):
+    kinds = {"format": int, "model": dict, "vocabulary": list}
+    known = isinstance(about, dict) and isinstance(content.get("state_dict"), dict)
+    if not known or not all(isinstance(about.get(k), kind) for k, kind in kinds.items()):
         raise InputError(f"{path}: not a fracdna checkpoint; train one with `fracdna train`")
     if about["format"] > FORMAT:
         raise InputError(
@@ -119,11 +125,6 @@ def model_hash(model: LanguageModel) -> str:
 def _raw_bytes(tensor: Tensor) -> bytes:
     """The bytes of a tensor, whatever its dtype."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def _first_line(error: Exception) -> str:
-    """The part of an error that fits in a sentence."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _renamed(config: Any) -> Any:

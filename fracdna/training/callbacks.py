@@ -11,11 +11,11 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, Checkpoint
-from tqdm import tqdm
 
 from fracdna.evaluation.likelihood import perplexity
 from fracdna.outcomes import NotFinite
 from fracdna.training.curve import CurvePoint, TrainingCurve
+from fracdna_prep.progress import progress_bar
 
 
 class Interrupted(BaseException):
@@ -142,16 +142,10 @@ class Monitor(Callback):
             self.earlier_seconds = self.curve.points[-1].seconds
         self.started = self.marked = time.monotonic()
         self.marked_step = step
-        self.bar = tqdm(
-            total=trainer.max_steps * self.bases_per_step,
-            initial=step * self.bases_per_step,
-            unit="base",
-            unit_scale=True,
-            desc=self.title,
-            disable=not (self.progress and trainer.is_global_zero),
-            mininterval=0.5 if sys.stderr.isatty() else 15.0,
-            dynamic_ncols=True,
-        )
+        total = trainer.max_steps * self.bases_per_step
+        self.bar = progress_bar(total, self.title, self.progress and trainer.is_global_zero)
+        self.bar.update(step * self.bases_per_step)
+        self.bar.initial = self.bar.n  # the rate counts from here
 
     def on_train_batch_end(
         self,

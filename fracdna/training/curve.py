@@ -69,6 +69,11 @@ class TrainingCurve:
         axes.axhline(4.0, color="0.6", lw=0.8, ls=":")
         axes.annotate("uniform", (0.995, 4.0), xycoords=("axes fraction", "data"), ha="right",
                       va="bottom", fontsize=8, color="0.4")  # fmt: skip
+        later = [p.train_perplexity for p in self.points[len(self.points) // 10 :]]
+        shown = [value for value in later if value is not None]
+        if shown:
+            # the first steps fall from the vocabulary's size: they would press the rest flat
+            axes.set_ylim(top=max(4.05, *shown) + 0.02)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
         save(figure, path)

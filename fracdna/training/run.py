@@ -1,5 +1,6 @@
 """A training run from its configuration to its checkpoints."""
 
+import contextlib
 import json
 import logging
 import warnings
@@ -16,12 +17,13 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from fracdna.data.datamodule import WindowData
+from fracdna.evaluation.likelihood import bits_per_base, perplexity
 from fracdna.model.checkpoint import build_model, read_checkpoint
 from fracdna.outcomes import FINE, INTERRUPTED
 from fracdna.training.callbacks import Interrupted, KeepLast, Monitor, RandomState
 from fracdna.training.language_modelling import LanguageModelling
 from fracdna_prep.errors import InputError
-from fracdna_prep.files import atomic_file
+from fracdna_prep.files import atomic_file, check_writable, exclusive_lock
 
 
 def train(config: DictConfig) -> int:
@@ -65,6 +67,7 @@ def train(config: DictConfig) -> int:
         "precision": str(trainer.precision),
     }
     resume = _resume_from(output, last, recipe, config.resume)
+    check_writable(output)
     module = LanguageModelling(
         model,
         optimizer=_optimizer(config),
@@ -75,9 +78,22 @@ def train(config: DictConfig) -> int:
         soft_mask_weight=config.soft_mask_weight,
         recipe=recipe,
     )
-    if trainer.is_global_zero:
-        _write_configuration(output, plain)
-        _announce(config, data, model, accumulate, resume)
+    with contextlib.ExitStack() as stack:
+        if trainer.is_global_zero:
+            stack.enter_context(exclusive_lock(output / ".lock", wait=False))
+            _write_configuration(output, plain)
+            _announce(config, data, model, accumulate, resume)
+        return _fit(trainer, module, data, resume, last)
+
+
+def _fit(
+    trainer: pl.Trainer,
+    module: LanguageModelling,
+    data: WindowData,
+    resume: Path | None,
+    last: Path,
+) -> int:
+    """Train to the end or to an interruption; the exit code."""
     try:
         # a checkpoint holds plain values only, so it is opened as data, never as code
         trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
@@ -87,7 +103,7 @@ def train(config: DictConfig) -> int:
         return INTERRUPTED
     trainer.save_checkpoint(last, weights_only=False)
     if trainer.is_global_zero:
-        _summarize(trainer, output)
+        _summarize(trainer, last.parent.parent)
     return FINE
 
 
@@ -116,7 +132,8 @@ def _resume_from(output: Path, last: Path, recipe: dict[str, Any], resume: bool)
     if changed:
         details = "; ".join(f"{n}: {saved.get(n)} there, {recipe[n]} now" for n in changed)
         raise InputError(
-            f"{last} belongs to a run with other settings, which cannot be continued: {details}"
+            f"{last} belongs to a run with other settings, which cannot be continued: {details}. "
+            "Give those settings, or start a new run with another output="
         )
     return last
 
@@ -189,7 +206,6 @@ def _checkpoints(folder: Path, every: int) -> list[ModelCheckpoint]:
 
 def _write_configuration(output: Path, plain: dict[str, Any]) -> None:
     """Keep the resolved configuration beside the results."""
-    output.mkdir(parents=True, exist_ok=True)
     with atomic_file(output / "config.yaml") as temporary:
         OmegaConf.save(OmegaConf.create(plain), temporary)
 
@@ -208,15 +224,25 @@ def _announce(
     print(
         f"{parameters:,} parameters; {config.steps:,} steps of {data.windows_per_step:,} windows "
         f"of {data.length:,} bases in {accumulate} batches: {bases:,} bases, {epochs:.2f} epochs "
-        f"of {len(data.training):,} windows" + (f"; continuing from {resume}" if resume else "")
+        f"of {len(data.training):,} windows"
     )
+    if resume:
+        print(f"continuing from {resume}")
+    elif config.resume:
+        print(f"{config.output} holds no run yet: starting from step 0")
 
 
 def _summarize(trainer: pl.Trainer, output: Path) -> None:
-    """Write what came out."""
+    """Write and say what came out."""
     best = trainer.checkpoint_callbacks[0]
     score = None if best.best_model_score is None else float(best.best_model_score)
     with atomic_file(output / "summary.json") as temporary:
         summary = {"steps": trainer.global_step, "best_validation_nll": score, "complete": True}
         temporary.write_text(json.dumps(summary, indent=2) + "\n")
+    if score is not None:
+        print(
+            f"complete at step {trainer.global_step:,}; best validation: perplexity "
+            f"{perplexity(score):.4f}, {bits_per_base(score):.4f} bits per base, "
+            f"{score:.4f} nats per base (counts are in metrics.csv)"
+        )
     print(f"checkpoints in {output / 'checkpoints'}; curve in {output / 'metrics.png'}")

@@ -88,7 +88,7 @@ def test_sums_are_those_of_a_plain_loop_whatever_the_batch(periodic, batch_bases
     regions = choose_regions(periodic, whole(periodic), 512, count=4, max_n_fraction=1.0)
     model = tiny_model("attention")
     cell = score_network(model, periodic, regions, 128, batch_bases=batch_bases)
-    buckets = np.zeros(7 + 1)
+    buckets = np.zeros(8)
     for region, interval in enumerate(regions.intervals):
         total = 0.0
         for start in range(interval.start, interval.end, 128):
@@ -98,7 +98,8 @@ def test_sums_are_those_of_a_plain_loop_whatever_the_batch(periodic, batch_bases
             for place, target in enumerate(targets[0].tolist()):
                 if target != IGNORED:
                     total -= log_p[place, target].item()
-                    buckets[int(math.log2(place + 1))] -= log_p[place, target].item()
+                    bucket = int(math.log2(place)) + 1 if place else 0
+                    buckets[bucket] -= log_p[place, target].item()
         assert cell.nats[region] == pytest.approx(total, rel=1e-6)
     assert cell.bucket_nats == pytest.approx(buckets[: len(cell.bucket_nats)], rel=1e-6)
     assert cell.bucket_tokens.sum() == cell.tokens.sum()
@@ -173,7 +174,9 @@ def test_overlapping_rows_count_once():
 
 
 def test_buckets_double():
-    assert position_buckets(8).tolist() == [0, 1, 1, 2, 2, 2, 2, 3]
+    assert position_buckets(9).tolist() == [0, 1, 2, 2, 3, 3, 3, 3, 4]
+    assert position_buckets(8).tolist() == [0, 1, 2, 2, 3, 3, 3, 3]
+    assert position_buckets(1).tolist() == [0]
 
 
 def test_bootstrap_interval_covers_the_truth():

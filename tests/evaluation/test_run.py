@@ -174,7 +174,8 @@ def test_one_row_a_contig_where_there_are_several(checkpoints, prepared, tmp_pat
     [
         ("lengths=[48,256]", "48 does not divide 256"),
         ("lengths=[65536]", "longest interval of this split has 9,100"),
-        ("split=validation2", "no region"),
+        ("split=validation2", "holds the splits train, valid, test"),
+        ("names=[markov-3,b]", "name of a reference line"),
         ("names=[a,a]", "two checkpoints are called 'a'"),
         ("names=[a]", "1 names for 2 checkpoints"),
         ("device=cuda:77", "device=cuda:77: PyTorch sees"),

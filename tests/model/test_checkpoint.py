@@ -75,6 +75,8 @@ def test_an_older_and_shorter_vocabulary_is_extended(saved):
         (lambda c: c.pop("fracdna"), "not a fracdna checkpoint"),
         (lambda c: c["state_dict"].popitem(), "do not fit"),
         (lambda c: c["fracdna"].clear(), "not a fracdna checkpoint"),
+        (lambda c: c.pop("state_dict"), "not a fracdna checkpoint"),
+        (lambda c: c["fracdna"].update(format="x"), "not a fracdna checkpoint"),
         (lambda c: c["fracdna"].update(vocabulary=[]), "vocabulary"),
         (lambda c: c["fracdna"]["model"].update(_target_="os.system"), "special keys"),
         (lambda c: c["fracdna"]["model"].update(d_modell=3), "cannot be built"),

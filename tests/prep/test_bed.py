@@ -112,3 +112,14 @@ def test_a_missing_bed_is_refused(tmp_path):
     """Like every other missing file."""
     with pytest.raises(InputError, match="no such file"):
         read_bed(tmp_path / "none.bed")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
+    """Editors on Windows write one; plain or gzip, with the line numbers kept."""
+    content = b"\xef\xbb\xbfchr1\t0\t5\nchr2\t1\tx\n"
+    for path, packed in ((tmp_path / "a.bed", bytes), (tmp_path / "a.bed.gz", gzip.compress)):
+        path.write_bytes(packed(content[:12]))
+        assert read_bed(path).contigs == ["chr1"]
+        path.write_bytes(packed(content))
+        with pytest.raises(InputError, match=":2: the end is 'x'"):
+            read_bed(path)

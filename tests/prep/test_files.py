@@ -121,6 +121,27 @@ def test_missing_permission_is_called_by_its_name(open_folder, without_privilege
         without_privileges(lambda: check_writable(locked / "deep" / "file"))
 
 
+def test_a_place_that_cannot_be_is_refused(tmp_path):
+    """A file where a folder must be, a name too long; but not a source that vanished."""
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for place in (tmp_path / "file" / "x", tmp_path / "file" / "x" / "y"):
+        with pytest.raises(InputError, match="file is a file: name another folder"):
+            check_writable(place)
+        with pytest.raises(InputError, match="cannot be written"), atomic_file(place):
+            pass
+    for place in (tmp_path / ("n" * 300), tmp_path / ("n" * 300) / "x"):
+        with pytest.raises(InputError, match="cannot be written"):
+            check_writable(place)
+    with (
+        pytest.raises(InputError, match="cannot be written"),
+        atomic_file(tmp_path / "folder") as temporary,
+    ):
+        temporary.touch()
+    with pytest.raises(FileNotFoundError), writing_refusals(tmp_path / "folder" / "out"):
+        (tmp_path / "elsewhere").read_bytes()
+
+
 def test_a_full_disk_is_called_by_its_name(tmp_path):
     """Other errors of the system pass unchanged."""
     with pytest.raises(InputError, match="no space left"), writing_refusals(tmp_path):

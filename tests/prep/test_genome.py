@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyfaidx
 import pytest
+from Bio import bgzf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -300,10 +301,12 @@ def test_a_store_without_its_record_does_not_exist(make_fasta, tmp_path, store):
     bases = store.directory / "bases.u8"
     bases.write_bytes(bases.read_bytes()[:-1])
     with pytest.raises(InputError, match="18 bytes instead of 19"):
-        GenomeStore(store.directory).fetch(Interval("chr1", 0, 1))
+        GenomeStore(store.directory)
+    with pytest.raises(InputError, match="18 bytes instead of 19"):
+        store.fetch(Interval("chr1", 0, 1))
     bases.unlink()
     with pytest.raises(InputError, match="missing"):
-        GenomeStore(store.directory).fetch(Interval("chr1", 0, 1))
+        GenomeStore(store.directory)
     record = store.directory / "store.json"
     record.write_text(json.dumps({"format": "fracdna genome store", "version": 99}))
     with pytest.raises(InputError, match="version 99"):
@@ -438,3 +441,20 @@ def test_a_wrong_suffix_does_not_mislead(make_fasta, tmp_path):
         for name in ("b.fa", "p.fa.gz", "z.fa", plain.name)
     }
     assert len(checksums) == 1
+
+
+@pytest.mark.parametrize("name", ["g.fa", "g.fa.gz", "g.fa.bgz.gz"])
+def test_a_byte_order_mark_before_the_first_record_is_passed_over(name, make_fasta, tmp_path):
+    """However the file is packed, the store is that of the file without the mark."""
+    plain = GenomeStore.build(make_fasta(CONTIGS, name), tmp_path / "plain")
+    marked = tmp_path / "marked" / name
+    marked.parent.mkdir()
+    content = b"\xef\xbb\xbf" + make_fasta(CONTIGS, "text.fa").read_bytes()
+    if name.endswith(".bgz.gz"):
+        with bgzf.BgzfWriter(str(marked), "wb") as writer:
+            writer.write(content)
+    else:
+        marked.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    store = GenomeStore.build(marked, tmp_path / "store")
+    assert store.checksum == plain.checksum
+    assert store.contigs == plain.contigs

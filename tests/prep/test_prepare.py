@@ -1,6 +1,7 @@
 import gzip
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_everything_is_written_and_described(run, tmp_path, random_sequence, nam
         {"train": 4, "valid": 2, "test": 2}, {"train": 8, "valid": 4, "test": 4},
     ]  # fmt: skip
     text = summary.describe()
-    for words in ("genome: 1 contig(s), 5,000 bases", "split by bed", "windows of 500: 8 (ok 8)",
+    for words in ("genome: 1 contig, 5,000 bases", "split by bed", "windows of 500: 8 (ok 8)",
                   "unused 0 (0.00%)", "rows with problems: 0"):  # fmt: skip
         assert words in text
     assert read_summary(tmp_path / "out") == json.loads(json.dumps(summary.plain()))
@@ -124,10 +125,13 @@ def test_rows_are_split_by_their_contig(run, random_sequence):
 def test_only_the_first_unused_stretches_are_listed(run):
     """Hundreds of runs of N do not fill the screen."""
     sequence = ("A" * 1_000 + "N" * 1_000) * 12
-    windows = run({"c": sequence}).windows[0]
+    summary = run({"c": sequence})
+    windows = summary.windows[0]
+    assert "c:19,001-20,000, ... and 2 more" in summary.describe()
     assert windows.unused_bases == 12_000
     assert len(windows.first_unused) == 10
-    assert windows.first_unused[:2] == ["c:1001-2000", "c:3001-4000"]
+    assert windows.first_unused[:2] == ["c:1,001-2,000", "c:3,001-4,000"]
+    assert windows.unused_stretches == 12
 
 
 def test_two_preparations_agree_until_a_base_changes(run, random_sequence, tmp_path):
@@ -199,11 +203,11 @@ def test_the_effective_windows_of_a_wide_row_are_told(run, random_sequence):
     """Case 14: 196 kb row, L 65,536: how many windows, where, and which bases are unused."""
     records = {"c": random_sequence(200_000)}
     dropped = run(records, "c\t1000\t197000\n", length=65_536, policy="drop")
-    assert "row 0: c 1000-197000: 2 window(s) from 1000 to 132072" in dropped.describe()
+    assert "row 0: c 1,000-197,000: 2 windows from 1,000 to 132,072" in dropped.describe()
     assert dropped.windows[0].unused_bases == 196_000 - 131_072
-    assert dropped.windows[0].first_unused == ["c:132073-197000"]
+    assert dropped.windows[0].first_unused == ["c:132,073-197,000"]
     shifted = run(records, "c\t1000\t197000\n", length=65_536, output="shift")
-    assert "3 window(s) from 1000 to 197000" in shifted.describe()
+    assert "3 windows from 1,000 to 197,000" in shifted.describe()
     assert shifted.windows[0].unused_bases == 0
 
 
@@ -216,7 +220,9 @@ def test_rows_past_the_end_get_their_status(run, tmp_path, windows):
         (15_571, 16_571, "shifted"),
     ]
     (first, second) = summary.intervals.first_problems
-    assert first == "row 0: MT 16571-16581 (contig of 16571 bases): dropped: outside the contig"
+    assert first == (
+        "row 0: MT 16,571-16,581 (contig of 16,571 bases): dropped: outside the contig"
+    )
     assert second.endswith("clipped to its contig")
     assert summary.row_problems == 2
     assert read_intervals_table(tmp_path / "out") == {"none": [Interval("MT", 15_000, 16_571)]}
@@ -253,7 +259,7 @@ def test_runs_of_n_are_counted_and_dropped(run, tmp_path, windows, random_sequen
         fraction > 0.1 for fraction in expected
     ]
     assert summary.windows[0].by_status == {"ok": 7, "dropped: too many N": 3}
-    assert summary.windows[0].first_unused == ["c:3001-6000"]
+    assert summary.windows[0].first_unused == ["c:3,001-6,000"]
     assert summary.row_problems == 0
 
 
@@ -439,7 +445,9 @@ def test_the_intervals_table_has_one_row_an_input_row(run, tmp_path, random_sequ
     assert columns["strand"].tolist() == ["-", "+", "+"]
     assert columns["status"].tolist() == ["ok", "dropped: inverted interval", "ok"]
     assert metadata["contigs"] == {"c": 3_000}
-    with pytest.raises(InputError, match="no such file"):
+    with pytest.raises(
+        InputError, match=r"nowhere holds no finished preparation: make it with `fracdna prepare"
+    ):
         read_intervals_table(tmp_path / "nowhere")
 
 
@@ -474,3 +482,175 @@ def test_a_second_builder_of_other_sources_is_refused(run, make_fasta, tmp_path)
     assert build_store.plan_store(
         tmp_path / "in" / "genome.fa", tmp_path / "out" / "genome"
     ).complete
+
+
+def test_rows_that_overlap_across_splits_are_refused_under_every_policy(run, tmp_path):
+    """Evaluation and count models read the rows: 400 shared bases, though no window is shared."""
+    records = {"c": "ACGTA" * 1_000}
+    bed = "c\t0\t1900\ttrain\nc\t1500\t2600\ttest\n"
+    message = refused(tmp_path, run, records, bed, policy="drop", match="rows of different splits")
+    assert "train and test share 400 bases" in message
+    assert "c:0-1900 (train) and c:1500-2600 (test)" in message
+    assert "widening" not in message
+    summary = run(records, bed, policy="drop", allow_split_overlap=True)
+    assert "ACCEPTED: 400 bases in rows of two splits" in summary.describe()
+    assert summary.intervals.shared_bases == 400
+    metadata = read_table(tmp_path / "out" / "intervals.parquet", INTERVAL_COLUMNS)[1]
+    assert metadata["split_overlap_bases"] == 400
+    assert metadata["options"]["allow_split_overlap"] is True
+
+
+def test_rows_are_compared_as_they_are_read(run, random_sequence):
+    """What a row claims outside its contig, and dropped rows, share nothing."""
+    bed = "c\t0\t1000\ttrain\nc\t1000\t9000\tvalid\nc\t5000\t9000\ttest\nc\t9\t2\ttest\n"
+    summary = run({"c": random_sequence(3_000)}, bed)
+    assert summary.intervals.shared_bases == 0
+    assert summary.row_problems == 3
+
+
+def test_the_report_of_names_tells_what_renaming_did(run, tmp_path, random_sequence):
+    """Renamed names count as matched, in the summary and in a refusal; nothing is proposed."""
+    records = {"20": random_sequence(2_000), "X": random_sequence(2_000)}
+    names = run(records, "chr20\t0\t1000\n", rename="chr_prefix", output="one").intervals.names
+    assert names.splitlines() == [
+        "renamed chr20 -> 20",
+        "names matched: 20",
+        "in the intervals only: none",
+        "in the genome only: X",
+    ]
+    bed = "chr20\t0\t1000\nchrZZ\t0\t9\n"
+    message = refused(tmp_path, run, records, bed, rename="chr_prefix", match="contig 'chrZZ'")
+    for line in ("renamed chr20 -> 20", "names matched: 20", "in the intervals only: chrZZ"):
+        assert line in message.splitlines()
+    assert "would read" not in message
+
+
+def test_blocks_are_described(run, random_sequence):
+    """Sizes used, bases left out, shares asked for and obtained."""
+    summary = run({"c": random_sequence(48_502)}, split="blocks", length=[250, 500])
+    blocks = summary.intervals.blocks
+    assert (blocks.block_size, blocks.guard) == (2_000, 500)
+    assert blocks.requested == {"train": 0.8, "valid": 0.1, "test": 0.1}
+    assert blocks.left_out == 48_502 - sum(summary.intervals.bases_by_split.values())
+    assert sum(blocks.obtained.values()) == pytest.approx(1 - blocks.left_out / 48_502)
+    text = summary.describe()
+    assert (
+        f"blocks of 2,000 bases, guards of 500 bases, which leave out {blocks.left_out:,}" in text
+    )
+    assert f"valid {blocks.obtained['valid']:.1%} (10.0%)" in text
+
+
+def test_chosen_blocks_follow_the_longest_length(run, tmp_path, random_sequence):
+    """Rows of other blocks replace the tables; equal sizes, chosen or given, keep them."""
+    records = {"c": random_sequence(48_502)}
+    run(records, split="blocks", length=[250, 500])
+    assert run(records, split="blocks", length=500).removed == []
+    assert run(records, split="blocks", length=1_000).removed == [
+        "windows-250.parquet", "windows-500.parquet",
+    ]  # fmt: skip
+
+
+def test_removed_and_earlier_tables_are_told(run, tmp_path, random_sequence, names_in):
+    """The summary lists what lies in the folder, and what went because it no longer fits."""
+    records = {"c": random_sequence(3_000)}
+    run(records, length=512)
+    summary = run(records, length=[256])
+    assert [(w.length, w.earlier) for w in summary.windows] == [(256, False), (512, True)]
+    assert "also there, made earlier: windows-512.parquet, 6 windows of 512" in summary.describe()
+    summary = run(records, length=128, policy="drop")
+    assert summary.removed == ["windows-256.parquet", "windows-512.parquet"]
+    assert "removed windows-512.parquet, made with other options" in summary.describe()
+    listed = [w["table"] for w in read_summary(tmp_path / "out")["windows"]]
+    assert listed == [name for name in names_in(tmp_path / "out") if name.startswith("windows")]
+
+
+def test_a_changed_table_is_made_again(run, tmp_path, random_sequence):
+    """A damaged table of this run's length is replaced; of another length it is not listed."""
+    records = {"c": random_sequence(3_000)}
+    first = run(records, length=[500, 250])
+    path = windows_path(tmp_path / "out", 500)
+    content = bytearray(path.read_bytes())
+    content[4:200] = bytes(196)
+    path.write_bytes(content)
+    assert [w.length for w in run(records, length=250).windows] == [250]
+    again = run(records, length=500)
+    assert again.windows[0].content_hash == first.windows[0].content_hash
+    assert WindowTable.read(path).verify() == first.windows[0].content_hash
+
+
+@pytest.mark.parametrize("option", ["output", "store"])
+def test_a_folder_inside_a_file_is_refused(option, make_fasta, tmp_path):
+    """Also where no folder can be made, or under a name that no system allows."""
+    fasta = make_fasta({"c": "ACGT" * 500})
+    (tmp_path / "file").touch()
+    places = (tmp_path / "file" / "x", tmp_path / "file" / "x" / "y", tmp_path / ("a" * 300))
+    for place in (*places, *([Path("/proc/x")] if Path("/proc").is_dir() else [])):
+        options = {"output": tmp_path / "out", option: place, "progress": False}
+        with pytest.raises(InputError, match="name another folder"):
+            prepare(PrepareOptions(fasta, **options))
+    with pytest.raises(InputError, match="is a file: name a folder"):
+        prepare(PrepareOptions(fasta, **{"output": tmp_path / "out", option: tmp_path / "file"}))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_file_of_names_is_refused_without_intervals_too(run, tmp_path):
+    """Before the store is built."""
+    refused(tmp_path, run, {"c": "ACGT" * 500}, rename="nope", match="rename=nope: nope: no such")
+
+
+def test_a_length_that_no_contig_has_is_refused(run, tmp_path):
+    """With the longest contig as the reason; contigs below an ordinary length are padded."""
+    records = {"c": "ACGT" * 500, "d": "ACGT"}
+    refused(
+        tmp_path, run, records, length=[10, 10**12],
+        match=r"length=1000000000000: the longest contig, 'c', has 2,000 bases",
+    )  # fmt: skip
+    assert run(records, length=2_000).row_problems == 0
+    padded = run(records, output="padded", length=4_000).windows[0]
+    assert sum(padded.usable_by_split.values()) == 2
+
+
+def test_chromosome_lists_are_names_however_written(run, random_sequence):
+    """A number is a name, one name needs no list, and null is none."""
+    records = {name: random_sequence(1_000) for name in ("1", "2", "3")}
+    for output, validation, test in (("a", 2, ["3"]), ("b", ["2"], "3"), ("c", "2", [3])):
+        summary = run(
+            records, output=output, split="chromosome", validation_chromosomes=validation,
+            test_chromosomes=test,
+        )  # fmt: skip
+        assert summary.windows[0].usable_by_split == {"train": 1, "valid": 1, "test": 1}
+        assert summary.options["validation_chromosomes"] == ["2"]
+    summary = run(
+        records, output="d", split="chromosome", validation_chromosomes=None, test_chromosomes="1"
+    )
+    assert summary.windows[0].usable_by_split == {"test": 1, "train": 2}
+
+
+def test_a_damaged_preparation_says_how_to_make_it_again(run, tmp_path, random_sequence):
+    """Cut or overwritten files of a preparation are refused with the remedy."""
+    run({"c": random_sequence(3_000)})
+    for content in (b"{", b"[]", b"\xff\xfe", b"", b"{}"):
+        (tmp_path / "out" / "summary.json").write_bytes(content)
+        with pytest.raises(InputError, match=r"summary.json is damaged: run `fracdna prepare`"):
+            store_path(tmp_path / "out")
+    table = tmp_path / "out" / "intervals.parquet"
+    whole = table.read_bytes()
+    for content in (b"", whole[:-9], whole[:4] + bytes(300) + whole[304:], b"PAR1" * 9):
+        table.write_bytes(content)
+        with pytest.raises(InputError, match=r"intervals.parquet.*damaged.*`fracdna prepare`"):
+            read_intervals_table(tmp_path / "out")
+
+
+def test_numbers_and_nouns_of_the_summary_agree(run, random_sequence):
+    """One row, two rows, thousands apart, and lists that stop at ten say so."""
+    records = {"c": random_sequence(30_000)}
+    text = run(
+        records, "".join(f"c\t{i}\t{i + 1000}\n" for i in range(0, 12_000, 1_000))
+    ).describe()
+    assert "intervals: 12 rows of" in text
+    assert "row 9: c 9,000-10,000: 1 window from 9,000 to 10,000\n  ... and 2 more\n" in text
+    bad = run(records, "".join(f"c\t{i}\t{i}\n" for i in range(11)) + "c\t0\t1\n", output="bad")
+    text = bad.describe()
+    assert "dropped: empty interval\n  ... and 1 more\n" in text
+    assert "none: 1 row, 1 base\n" in text
+    assert "(s)" not in text

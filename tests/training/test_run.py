@@ -5,7 +5,10 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from fracdna import cli
 from fracdna.data.dataset import WindowDataset
 from fracdna.model.checkpoint import load_model, model_hash
 from fracdna.training.callbacks import Monitor
+from fracdna_prep.files import exclusive_lock
 
 SMALL = [
     "data.length=64", "data.bases_per_step=512", "data.validation_bases=2048",
@@ -199,6 +203,30 @@ def test_two_interrupts_stop_at_once(prepared, tmp_path, monkeypatch, capsys):
     assert train(prepared, tmp_path / "run", *recipe, "resume=true") == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_signal_to_the_whole_process_group_stops_in_order(prepared, tmp_path, number):
+    """A terminal's Ctrl-C and a scheduler signal the readers too, and nothing breaks."""
+    recipe = ["steps=100000", "validate_every=50000", "data.workers=2"]
+    command = ["train", f"data.prepared={prepared}", f"output={tmp_path / 'run'}", *SMALL, *recipe]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "fracdna", *command],
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    curve = tmp_path / "run" / "metrics.csv"
+    deadline = time.monotonic() + 120
+    while not (curve.exists() and curve.read_text().count("\n") > 3):
+        assert run.poll() is None, run.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(run.pid, number)
+    _, error = run.communicate(timeout=120)
+    assert run.returncode == 130, error
+    assert "Traceback" not in error
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
+
+
 def test_a_folder_with_a_run_is_not_overwritten(prepared, tmp_path, capsys):
     assert train(prepared, tmp_path / "run", "steps=2") == 0
     before = (tmp_path / "run" / "checkpoints" / "last.ckpt").read_bytes()
@@ -290,3 +318,12 @@ def _untrained(tmp_path, prepared):
     still = ["steps=1", "optimizer.lr=0.0", "optimizer.weight_decay=0.0"]
     assert train(prepared, tmp_path / "still", *still) == 0
     return tmp_path / "still" / "checkpoints" / "last.ckpt"
+
+
+def test_two_runs_never_share_a_folder(prepared, tmp_path, capsys):
+    """While one process trains in a folder, another is refused."""
+    with exclusive_lock(tmp_path / "run" / ".lock"):
+        assert train(prepared, tmp_path / "run", "steps=1") == 2
+    assert "another process works on" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "metrics.csv").exists()
+    assert train(prepared, tmp_path / "run", "steps=1") == 0
