@@ -4,6 +4,8 @@ import csv
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from matplotlib.ticker import EngFormatter
+
 from fracdna.pictures import new_axes, save
 from fracdna_prep.files import atomic_file
 
@@ -66,6 +68,7 @@ class TrainingCurve:
             points = [(x, y) for x, y in points if y is not None]
             if points:
                 axes.plot(*zip(*points, strict=True), label=label, **style)
+        axes.xaxis.set_major_formatter(EngFormatter())
         axes.axhline(4.0, color="0.6", lw=0.8, ls=":")
         axes.annotate("uniform", (0.995, 4.0), xycoords=("axes fraction", "data"), ha="right",
                       va="bottom", fontsize=8, color="0.4")  # fmt: skip
