@@ -19,6 +19,7 @@ BOUNDS = [
     [0, 65],
     [7, 7, 80, 100],
 ]
+LONG_BOUNDS = [0, 1, 100, 300, 1200, 2048]
 
 
 def clocks(kind: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -98,7 +99,10 @@ def test_chunk_agrees_for_every_kind_of_clock(kind, dtype):
     assert_same(run(inputs, "chunk", dtype), run(inputs, "reference", torch.float64), dtype)
 
 
-@pytest.mark.parametrize(("modes", "width", "heads"), [(8, 16, 1), (16, 40, 4), (32, 24, 3)])
+@pytest.mark.parametrize(
+    ("modes", "width", "heads"),
+    [(8, 16, 1), (16, 40, 4), (32, 64, 3), (16, 96, 1), (8, 128, 16), (16, 256, 4)],
+)
 def test_chunk_agrees_for_every_shape(modes, width, heads):
     inputs = make(33, batch=1, modes=modes, width=width, heads=heads)
     assert_same(
@@ -125,6 +129,48 @@ def test_packed_rows_agree_with_the_reference(bounds):
     assert (result["output"][:, bounds[-1] :] == 0).all()
     assert (result["dvalues"][:, bounds[-1] :] == 0).all()
     assert (result["output"][:, : bounds[0]] == 0).all()
+
+
+def test_long_packed_rows_agree_position_by_position():
+    """Against the update form run on every sequence alone, with rows past the last bound."""
+    inputs = make(2060, batch=1, heads=1, width=4, kind="spread", sequences=5)
+    state = inputs.pop("initial_state")
+    packed = {"initial_state": state, "cu_seqlens": torch.tensor(LONG_BOUNDS)}
+    output, final = frac_scan(**inputs, log_tau=log_tau(), **packed)
+    for n, (start, end) in enumerate(pairwise(LONG_BOUNDS)):
+        alone = {name: x[:, start:end] for name, x in inputs.items()}
+        expected, last = frac_scan(
+            **alone, log_tau=log_tau(), initial_state=state[n : n + 1], form="recurrent"
+        )
+        assert relative_error(output[:, start:end], expected) < 1e-11
+        assert relative_error(final[n : n + 1], last) < 1e-11
+    assert (output[:, 2048:] == 0).all()
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True), (False, False)])
+def test_gradients_of_states_by_both_roads(wanted):
+    """With a loss on output, on the final state, on both, and with gradients that are all zero."""
+    inputs = make(70, batch=1)
+    results = []
+    for form in ("reference", "chunk"):
+        leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+        output, state = frac_scan(**leaves, log_tau=log_tau(), form=form)
+        loss = output.sin().sum() * wanted[0] + state.cos().sum() * wanted[1]
+        results.append(torch.autograd.grad(loss, list(leaves.values())))
+    for expected, gradient in zip(*results, strict=True):
+        assert relative_error(gradient, expected) < 1e-10
+
+
+def test_equal_calls_give_equal_bits_and_rows_do_not_touch():
+    """The same call twice is equal to the bit; a row alone equals itself in a batch to rounding."""
+    inputs = {name: x.float() for name, x in make(300, batch=3).items()}
+    first, state = frac_scan(**inputs, log_tau=log_tau().float())
+    again, _ = frac_scan(**inputs, log_tau=log_tau().float())
+    assert torch.equal(first, again)
+    alone = {name: x[1:2] for name, x in inputs.items()}
+    output, final = frac_scan(**alone, log_tau=log_tau().float())
+    assert relative_error(output, first[1:2]) < 1e-6
+    assert relative_error(final, state[1:2]) < 1e-6
 
 
 def test_packed_equals_separate():
