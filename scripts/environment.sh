@@ -147,8 +147,8 @@ _install() {
   fi
   constraints="$(mktemp)"
   _constraints "$torch" >"$constraints"
-  echo "+ $PYTHON -m pip install --quiet -c constraints.txt -e .[dev]     (some minutes)"
-  if ! "$PYTHON" -m pip install --quiet -c "$constraints" -e '.[dev]'; then
+  echo "+ $PYTHON -m pip install -c constraints.txt -e .[dev] --quiet     (some minutes)"
+  if ! "$PYTHON" -m pip install -c "$constraints" -e '.[dev]' --quiet; then
     rm -f "$constraints"
     df -h . >&2 || true
     _fail "The installation did not finish; pip's reason stands above." \
