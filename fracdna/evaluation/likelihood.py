@@ -63,6 +63,11 @@ class TokenLikelihood(Metric):
         """Nats per counted token, float64; NaN when nothing was counted."""
         return self.nll_nats / self.tokens
 
+    def totals(self) -> tuple[float, int]:
+        """Nats and counted tokens over all devices."""
+        with self.sync_context():
+            return float(self.nll_nats), int(self.tokens)
+
 
 def perplexity(nll_nats: float) -> float:
     """exp of the nats per token; infinite where that leaves the floats."""

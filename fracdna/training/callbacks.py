@@ -162,8 +162,8 @@ class Monitor(Callback):
         step = trainer.global_step
         if step % self.every and step != trainer.max_steps:
             return
-        nll = float(pl_module.training_likelihood.compute())
-        counted = int(pl_module.training_likelihood.tokens)
+        nats, counted = pl_module.training_likelihood.totals()
+        nll = nats / max(counted, 1)
         pl_module.training_likelihood.reset()
         if counted and not math.isfinite(nll):
             raise NotFinite(

@@ -327,3 +327,21 @@ def test_two_runs_never_share_a_folder(prepared, tmp_path, capsys):
     assert "another process works on" in capsys.readouterr().err
     assert not (tmp_path / "run" / "metrics.csv").exists()
     assert train(prepared, tmp_path / "run", "steps=1") == 0
+
+
+def test_two_processes_train_and_count_as_one(prepared, tmp_path):
+    """Case 44 for training: the same bases a step, losses, counts and validation over gloo."""
+    recipe = ["steps=4", "validate_every=2", "log_every=2", "trainer.accelerator=cpu"]
+    assert train(prepared, tmp_path / "one", *recipe) == 0
+    words = ["train", f"data.prepared={prepared}", f"output={tmp_path / 'two'}", *SMALL, *recipe]
+    shared = ["trainer.devices=2", "trainer.strategy=ddp"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fracdna", *words, *shared], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("complete at step 4") == 1
+    for one, two in zip(curve_rows(tmp_path / "one"), curve_rows(tmp_path / "two"), strict=True):
+        assert one["train_bases"] == two["train_bases"]
+        for name in ("train_nll", "validation_nll"):
+            if one[name]:
+                assert float(two[name]) == pytest.approx(float(one[name]), rel=1e-5)
