@@ -61,7 +61,12 @@ RANGES = {
 }
 # left to Lightning, which takes several kinds for each
 FREE = ("trainer.devices", "trainer.strategy", "trainer.precision")
-KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text (quote a number: \"key='2024'\")",
+}
 
 
 def check_values(default: DictConfig, config: DictConfig) -> None:

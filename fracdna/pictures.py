@@ -80,5 +80,6 @@ def draw_lines(
     axes.xaxis.set_major_locator(FixedLocator(ticks[:: max(len(ticks) // 12, 1)]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bases(value)))
     axes.xaxis.set_minor_locator(FixedLocator([]))
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    if lines:
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     save(figure, path)

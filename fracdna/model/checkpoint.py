@@ -84,7 +84,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+        raise InputError(
+            f"{path}: cannot be read or is damaged ({error.strerror}); a run's other checkpoints "
+            "stand beside it"
+        ) from error
     except Exception as error:  # what damaged bytes raise has no common type
         raise InputError(
             f"{path}: not a readable checkpoint: the file is damaged, of another kind, or holds "

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, Checkpoint
+from pytorch_lightning.callbacks import Callback, Checkpoint, ModelCheckpoint
 
 from fracdna.evaluation.likelihood import perplexity
 from fracdna.outcomes import NotFinite
@@ -53,16 +53,26 @@ class KeepLast(Checkpoint):
         self._previous: dict[int, Any] = {}
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take over the signals; only the main thread may."""
+        """Remember whose the signals were."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._previous[number] = signal.signal(number, self._ask)
-            except ValueError:
-                return
+            self._previous[number] = signal.getsignal(number)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take over the signals; only the main thread may.
+
+        Not sooner: Lightning puts its own handler of SIGTERM in place after on_fit_start, which
+        would end the run between two batches of a step, unsaved and with exit code 0.
+        """
+        try:
+            for number in self._previous:
+                signal.signal(number, self._ask)
+        except ValueError:
+            self._previous.clear()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A crash costs no more than the steps since the last validation."""
+        """A crash costs no more than the steps since the last validation; stop here if asked."""
         trainer.save_checkpoint(self.path, weights_only=False)
+        self._stop_if_asked(trainer)
 
     def on_train_batch_end(
         self,
@@ -72,11 +82,17 @@ class KeepLast(Checkpoint):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Stop where gradients are not half gathered, on all devices together."""
-        if not step_complete(trainer, batch_idx):
+        """Stop where no gradients are half gathered and no validation would be lost."""
+        due = (batch_idx + 1) % trainer.val_check_interval == 0
+        if not step_complete(trainer, batch_idx) or due:
             return
         if trainer.strategy.reduce_boolean_decision(self.asked, all=False):
             trainer.save_checkpoint(self.path, weights_only=False)
+            self._stop_if_asked(trainer)
+
+    def _stop_if_asked(self, trainer: pl.Trainer) -> None:
+        """End the run, on all devices together, once its state is saved."""
+        if trainer.strategy.reduce_boolean_decision(self.asked, all=False):
             raise Interrupted(saved=True)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -90,7 +106,26 @@ class KeepLast(Checkpoint):
         if self.asked:
             raise Interrupted(saved=False)
         self.asked = True
-        print("\nstopping after this step; once more stops at once", file=sys.stderr)
+        print(
+            "\nstopping after this step and a validation that is due; once more stops at once",
+            file=sys.stderr,
+        )
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """ModelCheckpoint of a run whose folder may have been moved: scores are kept, paths follow."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give the saved paths the present folder, then restore."""
+
+        def here(path: str) -> str:
+            return str(Path(self.dirpath) / Path(path).name) if path else path
+
+        paths = ("best_model_path", "kth_best_model_path", "last_model_path")
+        moved = {name: here(state_dict[name]) for name in paths if name in state_dict}
+        models = {here(path): score for path, score in state_dict["best_k_models"].items()}
+        moved |= {"dirpath": self.dirpath, "best_k_models": models}
+        super().load_state_dict(state_dict | moved)
 
 
 class RandomState(Callback):

@@ -12,7 +12,7 @@ import torch
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.callbacks import Callback, ModelCheckpoint
+from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
@@ -20,7 +20,7 @@ from fracdna.data.datamodule import WindowData
 from fracdna.evaluation.likelihood import bits_per_base, perplexity
 from fracdna.model.checkpoint import build_model, read_checkpoint
 from fracdna.outcomes import FINE, INTERRUPTED
-from fracdna.training.callbacks import Interrupted, KeepLast, Monitor, RandomState
+from fracdna.training.callbacks import BestCheckpoint, Interrupted, KeepLast, Monitor, RandomState
 from fracdna.training.language_modelling import LanguageModelling
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import atomic_file, check_writable, exclusive_lock
@@ -110,9 +110,12 @@ def _fit(
 def _optimizer(config: DictConfig) -> Any:
     """The optimizer, still to be given its parameters."""
     try:
-        return instantiate(config.optimizer.algorithm, _convert_="all")
-    except HydraException as error:
-        raise InputError(f"optimizer.algorithm cannot be built: {error}") from error
+        optimizer = instantiate(config.optimizer.algorithm, _convert_="all")
+        # on a parameter of its own: a wrong value shows here, not after the folder was made
+        optimizer([torch.nn.Parameter(torch.zeros(1))])
+    except (HydraException, TypeError, ValueError, IndexError) as error:
+        raise InputError(f"the optimizer cannot be built: {error}") from error
+    return optimizer
 
 
 def _resume_from(output: Path, last: Path, recipe: dict[str, Any], resume: bool) -> Path | None:
@@ -189,12 +192,12 @@ def _quiet_lightning() -> None:
         warnings.filterwarnings("ignore", message=f".*{message}.*")
 
 
-def _checkpoints(folder: Path, every: int) -> list[ModelCheckpoint]:
+def _checkpoints(folder: Path, every: int) -> list[BestCheckpoint]:
     """Best on validation, and one per period."""
     shared = {"dirpath": folder, "auto_insert_metric_name": False, "enable_version_counter": False}
     return [
-        ModelCheckpoint(filename="best", monitor="validation/nll", mode="min", **shared),
-        ModelCheckpoint(
+        BestCheckpoint(filename="best", monitor="validation/nll", mode="min", **shared),
+        BestCheckpoint(
             filename="step-{step:08d}",
             every_n_train_steps=every,
             save_on_train_epoch_end=False,

@@ -17,6 +17,7 @@ from fracdna import cli
 from fracdna.data.dataset import WindowDataset
 from fracdna.model.checkpoint import load_model, model_hash
 from fracdna.training.callbacks import Monitor
+from fracdna.training.language_modelling import LanguageModelling
 from fracdna_prep.files import exclusive_lock
 
 SMALL = [
@@ -185,6 +186,51 @@ def test_resuming_with_what_would_change_the_run_is_refused(prepared, tmp_path, 
     assert "other settings" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("step", [5, 8], ids=["at a validation", "between"])
+def test_an_interruption_loses_no_validation(prepared, tmp_path, interrupt_at, monkeypatch, step):
+    """Asked to stop where a validation is due, the run validates first: the whole curve is kept."""
+    recipe = ["steps=12", "validate_every=5", "data.bases_per_batch=128"]
+    assert train(prepared, tmp_path / "whole", *recipe) == 0
+    with monkeypatch.context():
+        original = interrupt_at(step)
+        assert train(prepared, tmp_path / "parts", *recipe) == 130
+        monkeypatch.setattr(Monitor, "on_train_batch_end", original)
+    assert train(prepared, tmp_path / "parts", *recipe, "resume=true") == 0
+    columns = ("step", "train_nll", "validation_nll")
+    whole, parts = (
+        [[row[c] for c in columns] for row in curve_rows(tmp_path / run)]
+        for run in ("whole", "parts")
+    )
+    assert whole == parts
+
+
+def test_sigterm_between_two_batches_of_a_step_is_no_success(prepared, tmp_path, monkeypatch):
+    """A scheduler's signal in the middle of accumulation: saved and 130, never 0."""
+    original = LanguageModelling.training_step
+
+    def terminate(self, batch, batch_idx):
+        if batch_idx == 10:  # the third of four batches
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, batch, batch_idx)
+
+    recipe = ["steps=12", "data.bases_per_batch=128"]
+    with monkeypatch.context() as patch:
+        patch.setattr(LanguageModelling, "training_step", terminate)
+        assert train(prepared, tmp_path / "run", *recipe) == 130
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
+
+
+def test_a_moved_run_keeps_its_best_score(prepared, tmp_path):
+    """Resumed in another folder it knows its best validation, and replaces it only by a better."""
+    recipe = ["steps=6", "validate_every=2"]
+    assert train(prepared, tmp_path / "run", *recipe) == 0
+    best = json.loads((tmp_path / "run" / "summary.json").read_text())["best_validation_nll"]
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert train(prepared, tmp_path / "moved", *recipe, "resume=true") == 0
+    after = json.loads((tmp_path / "moved" / "summary.json").read_text())
+    assert after["best_validation_nll"] == best is not None
+
+
 def test_two_interrupts_stop_at_once(prepared, tmp_path, monkeypatch, capsys):
     """The second Ctrl-C does not wait for the step: still exit code 130, still resumable."""
     original = Monitor.on_train_batch_end
@@ -248,6 +294,9 @@ def test_a_folder_with_a_run_is_not_overwritten(prepared, tmp_path, capsys):
         ("trainer.accelerator=cuda", "cuda"),
         ("trainer.devices=0", "devices"),
         ("data.length=0", "at least 1"),
+        ("optimizer.betas=[0.9]", "optimizer cannot be built"),
+        ("optimizer.betas=[0.9,1.0]", "optimizer cannot be built"),
+        ("+optimizer.algorithm.colour=1", "optimizer cannot be built"),
         ("steps=0", "at least 1"),
         ("seed=-1", "seed=-1"),
     ],
