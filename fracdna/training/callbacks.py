@@ -72,7 +72,8 @@ class KeepLast(Checkpoint):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A crash costs no more than the steps since the last validation; stop here if asked."""
         trainer.save_checkpoint(self.path, weights_only=False)
-        self._stop_if_asked(trainer)
+        if self._asked_anywhere(trainer):
+            raise Interrupted(saved=True)
 
     def on_train_batch_end(
         self,
@@ -86,14 +87,13 @@ class KeepLast(Checkpoint):
         due = (batch_idx + 1) % trainer.val_check_interval == 0
         if not step_complete(trainer, batch_idx) or due:
             return
-        if trainer.strategy.reduce_boolean_decision(self.asked, all=False):
+        if self._asked_anywhere(trainer):
             trainer.save_checkpoint(self.path, weights_only=False)
-            self._stop_if_asked(trainer)
-
-    def _stop_if_asked(self, trainer: pl.Trainer) -> None:
-        """End the run, on all devices together, once its state is saved."""
-        if trainer.strategy.reduce_boolean_decision(self.asked, all=False):
             raise Interrupted(saved=True)
+
+    def _asked_anywhere(self, trainer: pl.Trainer) -> bool:
+        """Whether a signal has reached any device: all of them stop together."""
+        return trainer.strategy.reduce_boolean_decision(self.asked, all=False)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the signals back."""
