@@ -30,6 +30,7 @@ MAIN_PACKAGES = ("torch", "triton", "pytorch-lightning", "numpy")
 AXES = {"B": 2, "T": 70, "H": 3, "V": 16, "M": 8, "D": 24, "W": 4}
 # the tensors that an operator cannot do without, with their axes
 INPUTS = {
+    "add_rms_norm": {"x": "BTD", "residual": "BTD", "weight": "D"},
     "frac_gates": {
         "delta": "BTH",
         "alpha": "BTH",

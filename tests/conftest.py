@@ -3,9 +3,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fracdna_prep.options import PrepareOptions
 from fracdna_prep.prepare import prepare
+
+if not torch.cuda.is_available():
+    # Triton reads this when kernels are defined: without a GPU they run in its interpreter
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fracdna.mixers.mixer import Mixer
 from fracdna.model.block import Block
+from fracdna.model.layers import add_norm
 from fracdna_prep.vocabulary import DNA
 
 Observer = Callable[[int, Tensor], None]
@@ -64,18 +65,20 @@ class Backbone(nn.Module):
             observe: called with 0 and the embedding, then with n and the stream after block n.
 
         Returns:
-            (batch, length, d_model), after the final norm.
+            (batch, length, d_model), after the final norm; under autocast an RMSNorm gives it in
+            the lower dtype, as the head would take it.
         """
         shared: dict[str, Tensor] = {}
-        x = self.embedding(ids.long())
-        _tell(observe, 0, x)
+        x, residual = self.embedding(ids.long()), None
+        _tell(observe, 0, x, residual)
         for number, block in enumerate(self.blocks, start=1):
+            inputs = x, residual, cu_seqlens, shared
             if self.activation_checkpointing and self.training:
-                x = checkpoint(block, x, cu_seqlens, shared, use_reentrant=False)
+                x, residual = checkpoint(block, *inputs, use_reentrant=False)
             else:
-                x = block(x, cu_seqlens, shared)
-            _tell(observe, number, x)
-        return self.final_norm(x)
+                x, residual = block(*inputs)
+            _tell(observe, number, x, residual)
+        return add_norm(self.final_norm, x, residual)[0]
 
     def initial_state(self, batch: int) -> list[Any]:
         """An empty state for every layer."""
@@ -101,21 +104,21 @@ class Backbone(nn.Module):
             (batch, length, d_model) after the final norm, and the new state.
         """
         shared: dict[str, Tensor] = {}
-        x = self.embedding(ids.long())
-        _tell(observe, 0, x)
+        x, residual = self.embedding(ids.long()), None
+        _tell(observe, 0, x, residual)
         after = []
         for number, (block, before) in enumerate(zip(self.blocks, state, strict=True), start=1):
-            x, carried = block.step(x, before, lengths, shared)
+            x, residual, carried = block.step(x, residual, before, lengths, shared)
             after.append(carried)
-            _tell(observe, number, x)
-        return self.final_norm(x), after
+            _tell(observe, number, x, residual)
+        return add_norm(self.final_norm, x, residual)[0], after
 
     def state_size(self) -> int:
         """Scalars carried per sequence by all layers; per position where a cache grows."""
         return sum(block.mixer.state_size() for block in self.blocks)
 
 
-def _tell(observe: Observer | None, layer: int, x: Tensor) -> None:
-    """Show a layer's stream to whoever asked for it."""
+def _tell(observe: Observer | None, layer: int, x: Tensor, residual: Tensor | None) -> None:
+    """Show a layer's stream to whoever asked for it; nobody else pays for the sum."""
     if observe is not None:
-        observe(layer, x)
+        observe(layer, x if residual is None else residual + x)

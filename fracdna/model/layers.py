@@ -4,12 +4,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from fracdna_kernels import add_rms_norm
+
 
 class RMSNorm(nn.RMSNorm):
     """weight * x / rms(x) over the last axis, without bias."""
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
         super().__init__(width, eps=eps)
+
+
+def add_norm(norm: nn.Module, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Add to the residual stream and normalise it for the next layer, in one pass where possible.
+
+    Args:
+        norm: an RMSNorm takes the fused operator, any other module is called.
+        x: (batch, length, width), what the last layer adds; the stream itself if there is none.
+        residual: (batch, length, width), the stream before that; None at the first layer.
+
+    Returns:
+        norm(stream), from an RMSNorm in the dtype of autocast where that is on, and the stream.
+    """
+    if isinstance(norm, RMSNorm):
+        return add_rms_norm(x, residual, norm.weight, eps=norm.eps)
+    stream = x if residual is None else residual + x
+    return norm(stream), stream
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = False, std: float = 0.02) -> nn.Linear:

@@ -15,6 +15,7 @@ def choose_form(
     inputs: tuple[Tensor, ...],
     *,
     packed: bool = False,
+    refusal: str | None = None,
 ) -> str:
     """Resolve "auto" to a form that exists; a form asked for by name is never replaced.
 
@@ -24,17 +25,24 @@ def choose_form(
         length: positions of the input.
         inputs: differentiable inputs; a single position without gradients takes "recurrent".
         packed: several sequences share a row, which no decoder does.
+        refusal: why the form "triton" cannot take these inputs; None: it can.
 
     Raises:
-        ValueError: a form that the operator lacks; the message lists those it has.
+        ValueError: a form that the operator lacks (the message lists those it has), or "triton"
+            where it cannot run, with the reason.
     """
+    fused = "triton" in available and refusal is None
     if form == "auto":
+        if fused and inputs[0].device.type == "cuda":
+            return "triton"
         needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
         if "recurrent" in available and length == 1 and not (needs_grad or packed):
             return "recurrent"
-        return "chunk"
+        return "chunk" if "chunk" in available else "reference"
     if form not in available:
         raise ValueError(f"form={form!r} does not exist here; choose auto or one of {available}")
+    if form == "triton" and not fused:
+        raise ValueError(f"form='triton' cannot run: {refusal}")
     return form
 
 

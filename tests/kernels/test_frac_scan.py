@@ -3,83 +3,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from numerics import FORWARD, GRADIENT, relative_error
+from numerics import relative_error
+from scan_cases import BOUNDS, KINDS, LENGTHS, LONG_BOUNDS, assert_same, log_tau, make, run
 
 from fracdna_kernels import frac_scan
 from fracdna_kernels.forms import choose_form
-
-LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 70]
-BOUNDS = [
-    [0, 15],
-    [0, 0, 16],
-    [0, 1, 100, 130],
-    [0, 0, 0],
-    [0, 64, 64, 128],
-    [0, 0, 40, 90],
-    [0, 65],
-    [7, 7, 80, 100],
-]
-LONG_BOUNDS = [0, 1, 100, 300, 1200, 2048]
-
-
-def clocks(kind: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """The clock advances of the test matrix, float64."""
-    u = torch.rand(shape, dtype=torch.float64)
-    kinds = {
-        "zero": lambda: torch.zeros_like(u),
-        "uniform": lambda: 2 * u,
-        "fast": lambda: 20 + u,
-        "slow": lambda: 1e-2 * u,
-        "spread": lambda: torch.exp(3 * torch.randn(shape, dtype=torch.float64)),
-        "huge": lambda: torch.full_like(u, 1e6),
-    }
-    if kind in kinds:
-        return kinds[kind]()
-    u[:, {"jump first": 0, "jump middle": shape[1] // 2, "jump last": -1}[kind]] = 1e4
-    return u
-
-
-KINDS = [
-    "zero", "uniform", "fast", "slow", "spread", "jump first", "jump middle", "jump last", "huge",
-]  # fmt: skip
-
-
-def make(length, *, batch=2, heads=3, modes=16, width=8, kind="uniform", sequences=None):
-    """Inputs of frac_scan in float64, a non-empty initial state with them."""
-    shape = (batch, length, heads)
-    return {
-        "values": torch.randn(*shape, width, dtype=torch.float64),
-        "write": torch.rand(*shape, modes, dtype=torch.float64),
-        "read": torch.rand(*shape, modes, dtype=torch.float64),
-        "u": clocks(kind, shape),
-        "initial_state": torch.randn(sequences or batch, heads, modes, width, dtype=torch.float64),
-    }
-
-
-def log_tau(modes=16, slowest=2.0**17):
-    return torch.linspace(0, math.log(slowest), modes, dtype=torch.float64)
-
-
-def run(inputs, form, dtype, **options):
-    """Outputs and gradients of a loss on output and final state, by name."""
-    inputs = {name: x.to(dtype).requires_grad_() for name, x in inputs.items()}
-    tau = options.pop("log_tau", log_tau(inputs["write"].shape[-1])).to(dtype)
-    output, state = frac_scan(
-        inputs["values"], inputs["write"], inputs["read"], inputs["u"], tau,
-        initial_state=inputs["initial_state"], form=form, **options,
-    )  # fmt: skip
-    weight = torch.arange(1, output.numel() + 1, dtype=dtype).view_as(output).cos()
-    loss = (output * weight).sum() + (state * state).sum()
-    gradients = torch.autograd.grad(loss, list(inputs.values()), materialize_grads=True)
-    result = {"output": output, "final_state": state}
-    return result | {f"d{name}": g for name, g in zip(inputs, gradients, strict=True)}
-
-
-def assert_same(result, reference, dtype):
-    for name, expected in reference.items():
-        table = GRADIENT if name.startswith("d") else FORWARD
-        error = relative_error(result[name], expected)
-        assert error <= table[dtype], f"{name}: {error:.1e}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -308,7 +236,7 @@ def test_axes_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="is for 2 sequences, the input has 3"):
         frac_scan(**two, log_tau=log_tau(), cu_seqlens=three)
     with pytest.raises(ValueError, match="does not exist here"):
-        frac_scan(**inputs, log_tau=log_tau(), form="triton")
+        frac_scan(**inputs, log_tau=log_tau(), form="fast")
     two.pop("initial_state")
     with pytest.raises(ValueError, match="one sequence per row"):
         frac_scan(**two, log_tau=log_tau(), cu_seqlens=three, form="recurrent")

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-FORWARD = {torch.float64: 1e-11, torch.float32: 2e-5}
-GRADIENT = {torch.float64: 1e-10, torch.float32: 1e-4}
+FORWARD = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 5e-3}
+GRADIENT = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 1e-2}
 
 
 def relative_error(value: Tensor, reference: Tensor) -> float:

@@ -1,0 +1,265 @@
+"""add_rms_norm in one kernel each way, registered as operators of PyTorch.
+
+Saved for the backward pass: the stream, which is an output anyway, and 1 / rms of each row.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fracdna_kernels.triton_rows import (
+    load_tile,
+    looped_tile,
+    partial_sums,
+    rows_of,
+    share_tiles,
+    store_tile,
+    wide_tile,
+)
+from fracdna_kernels.triton_support import types
+
+
+def add_rms_norm_triton(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """See add_rms_norm for shapes and meaning."""
+    if residual is None:  # an operator must not return its input: the stream goes round it
+        return _norm(x, weight, eps, out_dtype)[0], x
+    normed, stream, _ = _add_norm(x, residual, weight, eps, out_dtype)
+    return normed, stream
+
+
+@triton.jit(do_not_specialize=["count"])
+def _forward_kernel(
+    x,
+    residual,
+    weight,
+    normed,
+    stream,
+    rstd,
+    count,
+    x_stride,
+    residual_stride,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EPS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """One tile of rows; count rows in all."""
+    first = tl.program_id(0) * ROWS
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    inside = (first + row < count)[:, None] & (column < D)[None, :]
+    s = load_tile(x, first, x_stride, row, column, inside, ACC)
+    if residual is not None:
+        s += load_tile(residual, first, residual_stride, row, column, inside, ACC)
+        # normalise what later layers will see, as the reference does
+        s = s.to(stream.dtype.element_ty).to(ACC)
+        store_tile(stream, first, D, row, column, inside, s)
+    scale = tl.rsqrt(tl.sum(s * s, axis=1) / D + EPS)
+    tl.store(rstd + first + row, scale, mask=first + row < count)
+    w = tl.load(weight + column, mask=column < D, other=0.0).to(ACC)
+    store_tile(normed, first, D, row, column, inside, s * scale[:, None] * w[None, :])
+
+
+@triton.jit(do_not_specialize=["count", "tiles"])
+def _backward_kernel(
+    stream,
+    weight,
+    rstd,
+    d_normed,
+    d_stream,
+    d_x,
+    d_residual,
+    d_weight,
+    count,
+    tiles,
+    stream_stride,
+    d_normed_stride,
+    d_stream_stride,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """`tiles` tiles of rows one after the other, and the part of d_weight that they make."""
+    first = tl.program_id(0) * tiles * ROWS
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    w = tl.load(weight + column, mask=column < D, other=0.0).to(ACC)
+    total = tl.zeros([ROWS, WIDTH], ACC)
+    for _ in tl.range(0, tiles, num_stages=STAGES):
+        valid = first + row < count
+        inside = valid[:, None] & (column < D)[None, :]
+        s = load_tile(stream, first, stream_stride, row, column, inside, ACC)
+        dn = load_tile(d_normed, first, d_normed_stride, row, column, inside, ACC)
+        scale = tl.load(rstd + first + row, mask=valid, other=0.0)
+        s *= scale[:, None]
+        total += dn * s
+        h = dn * w[None, :]
+        mean = tl.sum(s * h, axis=1) / D
+        ds = scale[:, None] * (h - s * mean[:, None])
+        if d_stream is not None:
+            ds += load_tile(d_stream, first, d_stream_stride, row, column, inside, ACC)
+        store_tile(d_x, first, D, row, column, inside, ds)
+        if d_residual is not None:
+            store_tile(d_residual, first, D, row, column, inside, ds)
+        first += ROWS
+    place = tl.program_id(0).to(tl.int64) * D + column
+    tl.store(d_weight + place, tl.sum(total, axis=0), mask=column < D)
+
+
+@torch.library.custom_op("fracdna::add_rms_norm", mutates_args=())
+def _add_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """normed, stream, and 1 / rms of each row."""
+    normed, stream, rstd = _outputs(x, residual, weight, eps, out_dtype)
+    _launch(x, residual, weight, normed, stream, rstd, eps)
+    return normed, stream, rstd
+
+
+@_add_norm.register_fake
+def _outputs(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs before they are computed."""
+    normed, rstd = _norm_outputs(x, weight, eps, out_dtype)
+    wider = torch.promote_types(x.dtype, residual.dtype)
+    return normed, torch.empty(x.shape, dtype=wider, device=x.device), rstd
+
+
+@torch.library.custom_op("fracdna::rms_norm", mutates_args=())
+def _norm(x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Normed, and 1 / rms of each row."""
+    normed, rstd = _norm_outputs(x, weight, eps, out_dtype)
+    _launch(x, None, weight, normed, None, rstd, eps)
+    return normed, rstd
+
+
+@_norm.register_fake
+def _norm_outputs(
+    x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Outputs before they are computed."""
+    exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+    normed = torch.empty(x.shape, dtype=out_dtype, device=x.device)
+    return normed, torch.empty(x.shape[:-1], dtype=exact, device=x.device)
+
+
+def _launch(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    normed: Tensor,
+    stream: Tensor | None,
+    rstd: Tensor,
+    eps: float,
+) -> None:
+    """Fill the outputs."""
+    width, tile = x.shape[-1], wide_tile(x.shape[-1])
+    programs = triton.cdiv(rstd.numel(), tile["ROWS"])
+    if not programs or not width:
+        return
+    x = rows_of(x)
+    residual = None if residual is None else rows_of(residual)
+    with torch.cuda.device_of(x):
+        _forward_kernel[(programs,)](
+            x, residual, weight.contiguous(), normed, stream, rstd, rstd.numel(),
+            x.stride(0), 0 if residual is None else residual.stride(0),
+            D=width, EPS=eps, ACC=types(rstd)["ACC"], **tile,
+        )  # fmt: skip
+
+
+@torch.library.custom_op("fracdna::add_rms_norm_backward", mutates_args=())
+def _backward(
+    stream: Tensor,
+    weight: Tensor,
+    rstd: Tensor,
+    d_normed: Tensor,
+    d_stream: Tensor | None,
+    x_dtype: torch.dtype,
+    residual_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, of the residual (empty where it is the same tensor) and of the weight."""
+    d_x, d_residual, _ = _gradients(
+        stream, weight, rstd, d_normed, d_stream, x_dtype, residual_dtype
+    )
+    width, tile = stream.shape[-1], looped_tile(stream.shape[-1])
+    programs, each = share_tiles(triton.cdiv(rstd.numel(), tile["ROWS"]))
+    parts = partial_sums(programs, width, like=rstd)
+    if programs and width:
+        stream, d_normed = rows_of(stream), rows_of(d_normed)
+        d_stream = None if d_stream is None else rows_of(d_stream)
+        with torch.cuda.device_of(stream):
+            _backward_kernel[(programs,)](
+                stream, weight.contiguous(), rstd, d_normed, d_stream,
+                d_x, d_residual if len(d_residual) else None, parts, rstd.numel(), each,
+                stream.stride(0), d_normed.stride(0), 0 if d_stream is None else d_stream.stride(0),
+                D=width, ACC=types(rstd)["ACC"], **tile,
+            )  # fmt: skip
+    return d_x, d_residual, parts.sum(0).to(weight.dtype)
+
+
+@_backward.register_fake
+def _gradients(
+    stream: Tensor,
+    weight: Tensor,
+    rstd: Tensor,
+    d_normed: Tensor,
+    d_stream: Tensor | None,
+    x_dtype: torch.dtype,
+    residual_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients before they are computed."""
+    d_x = torch.empty(stream.shape, dtype=x_dtype, device=stream.device)
+    shape = (0,) if residual_dtype == x_dtype else stream.shape
+    d_residual = torch.empty(shape, dtype=residual_dtype, device=stream.device)
+    return d_x, d_residual, torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+
+
+def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """What the backward pass of _add_norm needs."""
+    x, residual, weight, *_ = inputs
+    _, stream, rstd = output
+    ctx.dtypes = x.dtype, residual.dtype
+    ctx.save_for_backward(stream, weight, rstd)
+    ctx.mark_non_differentiable(rstd)
+    ctx.set_materialize_grads(False)
+
+
+def _add_norm_gradients(ctx: Any, d_normed: Tensor | None, d_stream: Tensor | None, _: Any) -> Any:
+    """For x, residual, weight, eps and out_dtype."""
+    x_dtype, residual_dtype = ctx.dtypes
+    if d_normed is None:
+        if d_stream is None:
+            return (None,) * 5
+        return d_stream.to(x_dtype), d_stream.to(residual_dtype), None, None, None
+    d_x, d_residual, d_weight = _backward(*ctx.saved_tensors, d_normed, d_stream, *ctx.dtypes)
+    return d_x, d_x if x_dtype == residual_dtype else d_residual, d_weight, None, None
+
+
+def _save_input(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """What the backward pass of _norm needs."""
+    x, weight, *_ = inputs
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _norm_gradients(ctx: Any, d_normed: Tensor | None, _: Any) -> Any:
+    """For x, weight, eps and out_dtype."""
+    if d_normed is None:
+        return (None,) * 4
+    x = ctx.saved_tensors[0]
+    d_x, _, d_weight = _backward(*ctx.saved_tensors, d_normed, None, x.dtype, x.dtype)
+    return d_x, d_weight, None, None
+
+
+_add_norm.register_autograd(_add_norm_gradients, setup_context=_save_sum)
+_norm.register_autograd(_norm_gradients, setup_context=_save_input)

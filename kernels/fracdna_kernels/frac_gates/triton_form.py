@@ -1,0 +1,243 @@
+"""frac_gates in one kernel each way, registered as operators of PyTorch.
+
+Only the inputs are saved for the backward pass, which computes everything again.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from fracdna_kernels.frac_gates.triton_kernels import gates_backward, gates_forward
+from fracdna_kernels.triton_rows import partial_sums, rows_of
+from fracdna_kernels.triton_support import types
+
+ELEMENTS = 2048  # of a tile: with 128 threads, 128 rows of 16 modes give each thread one clock
+WARPS = 4
+
+
+def frac_gates_triton(
+    delta: Tensor,
+    alpha: Tensor | None,
+    lam: Tensor,
+    read_logits: Tensor,
+    write_logits: Tensor,
+    log_tau: Tensor,
+    dt_bias: Tensor,
+    read_gain: Tensor,
+    write_gain: Tensor,
+    gain: str,
+    read_prior: bool,
+    write_prior: bool,
+    delta_range: tuple[float, float],
+    alpha_range: tuple[float, float],
+    lam_range: tuple[float, float],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See frac_gates for shapes and meaning."""
+    bounds = [float(bound) for pair in (delta_range, alpha_range, lam_range) for bound in pair]
+    return _gates(
+        delta, alpha, lam, read_logits, write_logits, log_tau, dt_bias, read_gain, write_gain,
+        gain, read_prior, write_prior, bounds,
+    )  # fmt: skip
+
+
+def _constants(
+    delta: Tensor,
+    read_logits: Tensor,
+    gain: str,
+    read_prior: bool,
+    write_prior: bool,
+    bounds: list[float],
+) -> dict[str, Any]:
+    """What both kernels are compiled for."""
+    heads, modes = read_logits.shape[-2:]
+    padded_heads, padded_modes = (triton.next_power_of_2(size) for size in (heads, modes))
+    names = ("DELTA_LOW", "DELTA_HIGH", "ALPHA_LOW", "ALPHA_HIGH", "LAM_LOW", "LAM_HIGH")
+    return {
+        "H": heads,
+        "M": modes,
+        "POSITIONS": max(1, ELEMENTS // (padded_heads * padded_modes)),
+        "HEADS": padded_heads,
+        "MODES": padded_modes,
+        "ZOH": gain == "zoh",
+        "READ_PRIOR": read_prior,
+        "WRITE_PRIOR": write_prior,
+        "ACC": types(delta)["ACC"],
+        "num_warps": WARPS,
+        **dict(zip(names, bounds, strict=True)),
+    }
+
+
+def _placed(
+    delta: Tensor,
+    alpha: Tensor | None,
+    lam: Tensor,
+    read_logits: Tensor,
+    write_logits: Tensor,
+    log_tau: Tensor,
+    dt_bias: Tensor,
+    read_gain: Tensor,
+    write_gain: Tensor,
+) -> tuple[list[Any], list[int]]:
+    """The inputs as rows of positions, and the strides between those."""
+    clock = [None if x is None else rows_of(x) for x in (delta, alpha, lam)]
+    logits = [rows_of(x.flatten(2)) for x in (read_logits, write_logits)]
+    strides = [0 if x is None else x.stride(0) for x in (*clock, *logits)]
+    return [
+        *clock,
+        *logits,
+        log_tau.contiguous(),
+        dt_bias.contiguous(),
+        read_gain,
+        write_gain,
+    ], strides
+
+
+@torch.library.custom_op("fracdna::frac_gates", mutates_args=())
+def _gates(
+    delta: Tensor,
+    alpha: Tensor | None,
+    lam: Tensor,
+    read_logits: Tensor,
+    write_logits: Tensor,
+    log_tau: Tensor,
+    dt_bias: Tensor,
+    read_gain: Tensor,
+    write_gain: Tensor,
+    gain: str,
+    read_prior: bool,
+    write_prior: bool,
+    bounds: list[float],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """u, read and write."""
+    inputs = (
+        delta, alpha, lam, read_logits, write_logits, log_tau, dt_bias, read_gain, write_gain
+    )  # fmt: skip
+    options = gain, read_prior, write_prior, bounds
+    outputs = _outputs(*inputs, *options)
+    constants = _constants(delta, read_logits, *options)
+    count = delta.shape[0] * delta.shape[1]
+    programs = triton.cdiv(count, constants["POSITIONS"])
+    if programs:
+        placed, strides = _placed(*inputs)
+        with torch.cuda.device_of(delta):
+            gates_forward[(programs,)](*placed, *outputs, count, *strides, **constants)
+    return outputs
+
+
+@_gates.register_fake
+def _outputs(
+    delta: Tensor,
+    alpha: Tensor | None,
+    lam: Tensor,
+    read_logits: Tensor,
+    write_logits: Tensor,
+    log_tau: Tensor,
+    dt_bias: Tensor,
+    read_gain: Tensor,
+    write_gain: Tensor,
+    gain: str,
+    read_prior: bool,
+    write_prior: bool,
+    bounds: list[float],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs before they are computed."""
+    exact = torch.float64 if delta.dtype == torch.float64 else torch.float32
+    u = delta.new_empty(delta.shape, dtype=exact)
+    return u, read_logits.new_empty(read_logits.shape), read_logits.new_empty(read_logits.shape)
+
+
+@torch.library.custom_op("fracdna::frac_gates_backward", mutates_args=())
+def _backward(
+    d_u: Tensor,
+    d_read: Tensor,
+    d_write: Tensor,
+    delta: Tensor,
+    alpha: Tensor | None,
+    lam: Tensor,
+    read_logits: Tensor,
+    write_logits: Tensor,
+    log_tau: Tensor,
+    dt_bias: Tensor,
+    read_gain: Tensor,
+    write_gain: Tensor,
+    gain: str,
+    read_prior: bool,
+    write_prior: bool,
+    bounds: list[float],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of delta, alpha (empty without), lam and both logits, and H + 2 sums."""
+    inputs = (
+        delta, alpha, lam, read_logits, write_logits, log_tau, dt_bias, read_gain, write_gain
+    )  # fmt: skip
+    options = gain, read_prior, write_prior, bounds
+    incoming = [x.contiguous() for x in (d_u, d_read, d_write)]
+    *gradients, _ = _gradients(*incoming, *inputs, *options)
+    constants = _constants(delta, read_logits, *options)
+    count = delta.shape[0] * delta.shape[1]
+    programs = triton.cdiv(count, constants["POSITIONS"])
+    sums = partial_sums(programs, delta.shape[-1] + 2, like=delta)
+    if programs:
+        placed, strides = _placed(*inputs)
+        with torch.cuda.device_of(delta):
+            gates_backward[(programs,)](
+                *placed, *incoming, *gradients, sums, count, *strides, **constants
+            )
+    return (*gradients, sums.sum(0))
+
+
+@_backward.register_fake
+def _gradients(
+    d_u: Tensor,
+    d_read: Tensor,
+    d_write: Tensor,
+    delta: Tensor,
+    alpha: Tensor | None,
+    lam: Tensor,
+    read_logits: Tensor,
+    write_logits: Tensor,
+    log_tau: Tensor,
+    dt_bias: Tensor,
+    read_gain: Tensor,
+    write_gain: Tensor,
+    gain: str,
+    read_prior: bool,
+    write_prior: bool,
+    bounds: list[float],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients before they are computed."""
+    exact = torch.float64 if delta.dtype == torch.float64 else torch.float32
+    d_alpha = delta.new_empty(0) if alpha is None else alpha.new_empty(alpha.shape)
+    return (
+        delta.new_empty(delta.shape),
+        d_alpha,
+        lam.new_empty(lam.shape),
+        read_logits.new_empty(read_logits.shape),
+        write_logits.new_empty(write_logits.shape),
+        delta.new_empty(delta.shape[-1] + 2, dtype=exact),
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """What the backward pass needs."""
+    ctx.save_for_backward(*inputs[:9])
+    ctx.options = inputs[9:]
+
+
+def _gates_gradients(ctx: Any, *incoming: Tensor) -> Any:
+    """For every argument of _gates."""
+    inputs = ctx.saved_tensors
+    _, alpha, _, _, _, _, dt_bias, read_gain, write_gain = inputs
+    d_delta, d_alpha, *others, sums = _backward(*incoming, *inputs, *ctx.options)
+    *d_bias, d_read_gain, d_write_gain = sums.split([len(dt_bias), 1, 1])
+    parameters = (
+        d_bias[0].to(dt_bias.dtype),
+        d_read_gain.reshape(()).to(read_gain.dtype),
+        d_write_gain.reshape(()).to(write_gain.dtype),
+    )
+    d_alpha = None if alpha is None else d_alpha
+    return d_delta, d_alpha, *others, None, *parameters, None, None, None, None
+
+
+_gates.register_autograd(_gates_gradients, setup_context=_save)

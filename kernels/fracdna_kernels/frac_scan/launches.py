@@ -1,0 +1,86 @@
+"""How the kernels of frac_scan are launched: constants, found offline by scripts/tune_kernels.py.
+
+Nothing is tuned when the operator runs: a first call would stall, ranks could differ, and equal
+calls could give unequal bits.
+"""
+
+import torch
+
+CHUNK = 32  # positions that a program takes at once
+# programs that keep all multiprocessors of a large GPU busy; fewer, and sequences are cut
+PROGRAMS = 512
+SHORTEST_PIECE = 256
+_EXACT_WIDTH = 32  # columns per program where products are exact, without matrix units
+# kernel: value columns of a program: warps and pipeline stages, for bfloat16 and up to 16 modes
+_TUNED = {
+    "output": {256: (4, 3), 128: (2, 3), 64: (2, 3), 32: (1, 3), 16: (1, 3)},
+    "sweep": {128: (2, 4), 64: (1, 4), 32: (1, 4), 16: (1, 4)},
+    "gradient": {64: (1, 3), 32: (1, 3), 16: (1, 3)},
+}
+
+
+def launch(kernel: str, M: int, V: int, dtype: torch.dtype) -> dict[str, int]:
+    """Block of value columns, warps and pipeline stages of a kernel.
+
+    Args:
+        kernel: "output", "sweep", "gradient" or "carry".
+        M: modes.
+        V: value width.
+        dtype: of the values.
+
+    Returns:
+        BV, num_warps and STAGES.
+    """
+    width = max(16, 1 << (V - 1).bit_length())
+    if kernel == "carry":
+        return {"BV": width, "num_warps": 1, "STAGES": 4}
+    if dtype != torch.bfloat16:
+        return {"BV": min(width, _EXACT_WIDTH), "num_warps": 4, "STAGES": 1}
+    width = min(width, max(_TUNED[kernel]))
+    warps, stages = _TUNED[kernel][width]
+    if M > 16:
+        # tiles of modes are twice as wide
+        warps *= 2
+    return {"BV": width, "num_warps": warps, "STAGES": stages}
+
+
+def default_segment(N: int, T: int, H: int, V: int, *, packed: bool) -> int:
+    """Positions of a piece, a multiple of 32, or 0 where whole sequences fill the GPU.
+
+    Args:
+        N: sequences.
+        T: positions of a row.
+        H: heads.
+        V: value width.
+        packed: the lengths of the N sequences are not known, their sum is at most T.
+    """
+    programs = H * -(-V // max(_TUNED["output"]))
+    if not packed:
+        programs *= N
+    # half as many as wanted still run as fast as the passes that cutting costs
+    if not packed and 2 * programs >= PROGRAMS:
+        return 0
+    pieces = -(-PROGRAMS // programs)
+    length = max(-(-T // (32 * pieces)) * 32, SHORTEST_PIECE)
+    return length if length < T else 0
+
+
+def plan_bytes(B: int, T: int, H: int, V: int, M: int, *, backward: bool) -> int:
+    """Bytes that the kernels read and write in bfloat16, as planned for unpacked rows.
+
+    Args:
+        B: rows.
+        T: positions of a row.
+        H: heads.
+        V: value width.
+        M: modes.
+        backward: those of a training step, forward and backward; else of a forward pass alone.
+    """
+    modes, width, states = 2 * M, 2 * V, 2 * M * V // CHUNK
+    local = modes + width + 4 if default_segment(B, T, H, V, packed=False) else 0
+    total = local + 2 * modes + 2 * width + 4
+    if backward:
+        total += states  # kept by the forward pass
+        total += local + modes + width + 4 + states  # the adjoint's sweep
+        total += 4 * modes + 3 * width + 8 + 2 * states  # gradients, chunk by chunk
+    return B * T * H * total

@@ -1,0 +1,338 @@
+"""frac_scan in Triton: pieces of sequences in parallel, forward and backward.
+
+Every head of every sequence is cut into pieces when there are too few heads and sequences to fill
+a GPU. A first sweep finds what each piece adds to the state, a short one carries it from piece to
+piece, and then all pieces run at once. The backward pass sweeps the adjoint of the state in the
+same way and then takes every chunk of BT positions by itself, from the state before it, kept by
+the forward pass, and the adjoint after it.
+
+B batch   T length   H heads   V value width   M modes   N sequences   G pieces
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import custom_op
+
+from fracdna_kernels.forms import accumulator
+from fracdna_kernels.frac_scan.launches import CHUNK as BT
+from fracdna_kernels.frac_scan.launches import default_segment, launch
+from fracdna_kernels.frac_scan.triton_kernels import (
+    carry_kernel,
+    gradient_kernel,
+    output_kernel,
+    sweep_kernel,
+)
+from fracdna_kernels.frac_scan.triton_step import step, step_
+from fracdna_kernels.shapes import sequence_of
+from fracdna_kernels.triton_support import types
+
+
+class _Pieces(NamedTuple):
+    """Pieces of at most `length` positions: by arithmetic, or by a table where rows are packed."""
+
+    count: int
+    length: int
+    per_row: int
+    table: Tensor | None = None  # (5, G) begin, end, sequence or -1, chunk slot, edges
+    first: Tensor | None = None  # (N + 1,) number of the first piece of each sequence
+
+
+class _Problem:
+    """Sizes, pieces and what is passed to every kernel alike."""
+
+    def __init__(
+        self, values: Tensor, log_tau: Tensor, cu_seqlens: Tensor | None, segment: int
+    ) -> None:
+        self.B, self.T, self.H, self.V = values.shape
+        self.M = log_tau.shape[0]
+        self.N = self.B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        self.cu_seqlens = cu_seqlens
+        self.chunks = -(-self.T // BT)
+        self.slots = self.B * self.chunks if cu_seqlens is None else self.chunks + self.N
+        self.pieces = self.cut(segment or self.chunks * BT)
+        self.exact = accumulator(values)
+        self.types = types(values)
+        self.kind = values.dtype
+        self.padded = {"M": self.M, "BM": max(16, triton.next_power_of_2(self.M))}
+
+    @property
+    def split(self) -> bool:
+        """Whether some sequence may have more than one piece."""
+        return self.pieces.length < self.T
+
+    @property
+    def state_shape(self) -> tuple[int, int, int, int]:
+        """Of one state of every sequence."""
+        return (self.N, self.H, self.M, self.V)
+
+    def cut(self, length: int) -> _Pieces:
+        """Pieces of up to `length` positions, a multiple of BT; every sequence has at least one."""
+        if self.cu_seqlens is None:
+            per_row = -(-self.T // length)
+            return _Pieces(self.B * per_row, length, per_row)
+        bounds = self.cu_seqlens.long()
+        sizes = bounds.diff()
+        number = ((sizes + length - 1) // length).clamp(min=1)
+        first = torch.nn.functional.pad(number.cumsum(0), (1, 0))
+        chunks = ((sizes + BT - 1) // BT).clamp(min=1).cumsum(0)
+        slots = torch.nn.functional.pad(chunks, (1, 0))
+        count = -(-self.T // length) + self.N
+        index = torch.arange(count, device=bounds.device)
+        owner = sequence_of(first, count)  # N where there are more places than pieces
+        sequence = owner.clamp(max=self.N - 1)
+        part = index - first[sequence]
+        begin = bounds[sequence] + part * length
+        end = torch.minimum(begin + length, bounds[sequence + 1])
+        edges = (part == 0).long() + 2 * (index + 1 == first[sequence + 1]).long()
+        slot = slots[sequence] + part * (length // BT)
+        rows = torch.stack([begin, end, sequence, slot, edges])
+        spare = torch.tensor([0, 0, -1, 0, 0], device=bounds.device)[:, None]
+        return _Pieces(count, length, 1, torch.where(owner < self.N, rows, spare), first)
+
+    def geometry(self, pieces: _Pieces) -> dict[str, object]:
+        """Arguments that say where pieces lie."""
+        return {
+            "table": pieces.table, "count": pieces.count, "T": self.T, "length": pieces.length,
+            "per_row": pieces.per_row, "chunks": self.chunks, "H": self.H, "V": self.V, "BT": BT,
+            "PACKED": pieces.table is not None,
+        }  # fmt: skip
+
+    def sweep(self, name: str, initial: Tensor | None, starts: Tensor | None) -> tuple[int, dict]:
+        """Programs and arguments of a kernel that sweeps pieces by blocks of value columns."""
+        chosen = launch(name, self.M, self.V, self.kind)
+        blocks = -(-self.V // chosen["BV"])
+        arguments = {
+            **self.geometry(self.pieces), **self.padded, **self.types, **chosen,
+            "initial": initial, "starts": starts, "BLOCKS": blocks,
+            "INITIAL": initial is not None, "SPLIT": starts is not None,
+        }  # fmt: skip
+        return self.pieces.count * self.H * blocks, arguments
+
+
+def _starts(
+    problem: _Problem,
+    keys: Tensor,
+    values: Tensor,
+    u: Tensor,
+    log_tau: Tensor,
+    initial: Tensor | None,
+    *,
+    reverse: bool,
+) -> Tensor | None:
+    """The state (or adjoint) that pieces start from, (G, H, M, V); None for whole sequences."""
+    if not problem.split:
+        return None
+    pieces, (H, M, V) = problem.pieces, problem.state_shape[1:]
+    local = u.new_empty(pieces.count, H, M, V, dtype=problem.exact)
+    starts = torch.empty_like(local)
+    advances = u.new_empty(pieces.count, H, dtype=problem.exact)
+    programs, arguments = problem.sweep("sweep", None, None)
+    sweep_kernel[(programs,)](
+        keys, values, u, log_tau, ends=local, states=local, advances=advances,
+        REVERSE=reverse, LOCAL=True, **arguments,
+    )  # fmt: skip
+    carry_kernel[(problem.N * H * M,)](
+        local, advances, log_tau, initial, starts, pieces.first, pieces.per_row, H, V, M=M,
+        REVERSE=reverse, PACKED=pieces.first is not None, INITIAL=initial is not None,
+        ACC=problem.types["ACC"], **launch("carry", M, V, problem.kind),
+    )  # fmt: skip
+    return starts
+
+
+@custom_op("fracdna::frac_scan_forward", mutates_args=())
+def forward(
+    values: Tensor,
+    write: Tensor,
+    read: Tensor,
+    u: Tensor,
+    log_tau: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    segment: int,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, final state and, where kept, the states at the start of all chunks."""
+    values, write, read, u = (x.contiguous() for x in (values, write, read, u))
+    problem = _Problem(values, log_tau, cu_seqlens, segment)
+    initial = None if initial_state is None else initial_state.contiguous()
+    # rows that belong to no sequence are written by nobody
+    output = torch.empty_like(values) if cu_seqlens is None else torch.zeros_like(values)
+    final = u.new_empty(problem.state_shape, dtype=problem.exact)
+    kept = (problem.slots if keep else 0, *problem.state_shape[1:])
+    # some slots of packed rows hold no chunk
+    states = values.new_empty(kept) if cu_seqlens is None else values.new_zeros(kept)
+    with torch.cuda.device_of(values):
+        starts = _starts(problem, write, values, u, log_tau, initial, reverse=False)
+        programs, arguments = problem.sweep("output", initial, starts)
+        output_kernel[(programs,)](
+            values, write, read, u, log_tau, output=output, final=final, states=states, KEEP=keep,
+            **arguments,
+        )  # fmt: skip
+    return output, final, states
+
+
+@forward.register_fake
+def _(values, write, read, u, log_tau, initial_state, cu_seqlens, segment, keep):
+    B, T, H, V = values.shape
+    M = log_tau.shape[0]
+    N, slots = B, B * -(-T // BT)
+    if cu_seqlens is not None:
+        N = cu_seqlens.shape[0] - 1
+        slots = -(-T // BT) + N
+    final = u.new_empty(N, H, M, V, dtype=accumulator(values))
+    output = torch.empty_like(values, memory_format=torch.contiguous_format)
+    return output, final, values.new_empty(slots if keep else 0, H, M, V)
+
+
+@custom_op("fracdna::frac_scan_backward", mutates_args=())
+def backward(
+    grad: Tensor | None,
+    grad_final: Tensor | None,
+    values: Tensor,
+    write: Tensor,
+    read: Tensor,
+    u: Tensor,
+    log_tau: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    states: Tensor,
+    segment: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of values, write, read, u and the initial state."""
+    values, write, read, u = (x.contiguous() for x in (values, write, read, u))
+    problem = _Problem(values, log_tau, cu_seqlens, segment)
+    grad = torch.zeros_like(values) if grad is None else grad.contiguous()
+    closing = None if grad_final is None else grad_final.contiguous()
+    blank = torch.empty_like if cu_seqlens is None else torch.zeros_like
+    grads = [blank(x) for x in (values, write, read, u)]
+    grad_initial = u.new_empty(problem.state_shape, dtype=problem.exact)
+    adjoints = torch.empty_like(states)
+    with torch.cuda.device_of(values):
+        starts = _starts(problem, read, grad, u, log_tau, closing, reverse=True)
+        programs, arguments = problem.sweep("sweep", closing, starts)
+        sweep_kernel[(programs,)](
+            read, grad, u, log_tau, ends=grad_initial, states=adjoints, advances=u, REVERSE=True,
+            LOCAL=False, **arguments,
+        )  # fmt: skip
+        chunks = problem.cut(BT)
+        geometry = problem.geometry(chunks)
+        del geometry["length"], geometry["chunks"]
+        gradient_kernel[(chunks.count * problem.H,)](
+            values, write, read, u, log_tau, states, adjoints, grad, *grads,
+            **geometry, **problem.padded, **problem.types,
+            **launch("gradient", problem.M, problem.V, problem.kind),
+        )  # fmt: skip
+    return grads[0], grads[1], grads[2], grads[3], grad_initial
+
+
+@backward.register_fake
+def _(
+    grad, grad_final, values, write, read, u, log_tau, initial_state, cu_seqlens, states, segment
+):  # fmt: skip
+    dense = torch.contiguous_format
+    grads = [torch.empty_like(x, memory_format=dense) for x in (values, write, read, u)]
+    N = values.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shape = (N, values.shape[2], log_tau.shape[0], values.shape[3])
+    return (*grads, u.new_empty(shape, dtype=accumulator(values)))
+
+
+def _save(ctx, inputs, output) -> None:
+    """Keep the inputs and the states of the chunks."""
+    *tensors, segment, keep = inputs
+    if not keep:
+        raise ValueError("the states of the chunks were not kept, so there is no gradient")
+    ctx.save_for_backward(*tensors, output[2])
+    ctx.segment = segment
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx, grad, grad_final, _) -> tuple[Tensor | None, ...]:
+    """Gradients of forward's nine arguments."""
+    *tensors, states = ctx.saved_tensors
+    initial_state = tensors[5]
+    *grads, grad_initial = backward(grad, grad_final, *tensors, states, ctx.segment)
+    grad_initial = None if initial_state is None else grad_initial.to(initial_state.dtype)
+    return (*grads, None, grad_initial, None, None, None)
+
+
+forward.register_autograd(_gradients, setup_context=_save)
+
+
+def frac_scan_triton(
+    values: Tensor,
+    write: Tensor,
+    read: Tensor,
+    u: Tensor,
+    log_tau: Tensor,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    segment_length: int | None = None,
+    inplace_state: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """All pieces at once, or one position; see frac_scan for shapes."""
+    B, T, H, V = values.shape
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    if N == 0 or T == 0 or B == 0:
+        shape = (N, H, log_tau.shape[0], V)
+        empty = u.new_zeros(shape, dtype=accumulator(values))
+        return torch.zeros_like(values), empty if initial_state is None else initial_state.clone()
+    inputs = (values, write, read, u, initial_state)
+    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    if T == 1 and cu_seqlens is None and not keep:
+        arguments = (values, write, read, u, log_tau, initial_state)
+        if inplace_state and initial_state.is_contiguous():
+            return step_(*arguments), initial_state
+        return step(*arguments)
+    if segment_length is None:
+        segment_length = default_segment(N, T, H, V, packed=cu_seqlens is not None)
+    output, final, _ = forward(
+        values, write, read, u, log_tau, initial_state, cu_seqlens, segment_length, keep
+    )
+    return output, final
+
+
+def compile_cases() -> Iterator[tuple[object, dict, dict, dict]]:
+    """Every shipped kernel with its launch, for compilation without a device.
+
+    Yields:
+        kernel, types of its run-time arguments, compile-time arguments, compiler options.
+    """
+    for M, V, dtype in product((16, 32), (16, 64, 128, 256), (torch.bfloat16, torch.float32)):
+        name = "bf16" if dtype == torch.bfloat16 else "fp32"
+        exact = {"ACC": tl.float32, "OPERAND": tl.bfloat16 if name == "bf16" else tl.float32}
+        for kernel, flags in _VARIANTS:
+            options = launch(kernel.fn.__name__.removesuffix("_kernel"), M, V, dtype)
+            warps, label = options.pop("num_warps"), f"{kernel.fn.__name__} M={M} V={V} {name}"
+            given = {"M": M, "BM": M, "BT": BT, "PACKED": False, "INITIAL": True}
+            given |= exact | options | flags
+            constants = {key: value for key, value in given.items() if key in kernel.arg_names}
+            rest = [key for key in kernel.arg_names if key not in constants]
+            signature = {key: _ARGUMENTS.get(key, "i32").format(name=name) for key in rest}
+            yield kernel, signature, constants, {
+                "num_warps": warps, "label": f"{label} {flags}", "divisible": ["V"],
+                # backward, and float32 without matrix units, keep more than the registers hold
+                "may_spill": kernel is gradient_kernel or name == "fp32",
+            }  # fmt: skip
+
+
+_ARGUMENTS = (
+    dict.fromkeys(("values", "write", "read", "keys", "grad", "output"), "*{name}")
+    | dict.fromkeys(("grad_values", "grad_write", "grad_read", "states", "adjoints"), "*{name}")
+    | dict.fromkeys(("u", "grad_u", "log_tau", "initial", "starts", "ends", "final"), "*fp32")
+    | dict.fromkeys(("local", "advances"), "*fp32")
+    | {"table": "*i64", "first_piece": "*i64", "T": "i64"}
+)
+_VARIANTS = [
+    (output_kernel, {"SPLIT": False, "KEEP": False}),
+    (output_kernel, {"SPLIT": True, "KEEP": True}),
+    (sweep_kernel, {"REVERSE": False, "LOCAL": True, "SPLIT": False}),
+    (sweep_kernel, {"REVERSE": True, "LOCAL": False, "SPLIT": True}),
+    (carry_kernel, {"REVERSE": False}),
+    (gradient_kernel, {}),
+]

@@ -1,0 +1,411 @@
+"""The kernels of frac_scan's Triton form; triton_chunk.py plans and launches them.
+
+A chunk is BT positions. Inside it the exponents are split at the borders of a binary tree, as in
+chunk.py: at level l the later half of a block of 2^(l+1) positions reads what the earlier half
+wrote, and exp(-(u_{j+1} + .. + u_i) / tau) is the product of one factor for i and one for j, both
+at most 1. So nothing overflows for any clock, no branch depends on data, and each level is one
+small matrix product, whose entries between other blocks are dropped afterwards. The state before
+the chunk acts as one more, outermost, earlier half.
+
+T length   H heads   V value width   M modes   BT, BM, BV padded tile sizes   S state (M, V)
+"""
+
+import triton
+import triton.language as tl
+
+from fracdna_kernels.triton_support import LOG2E, charge, product
+
+LEVELS = tl.constexpr(5)  # log2 of BT = launches.CHUNK
+
+
+@triton.jit
+def rates(log_tau, m, M: tl.constexpr, ACC: tl.constexpr):
+    """log2(e) / tau of each mode, so that decays are exp2(-advance * rate); 0 for padded modes."""
+    exponent = tl.load(log_tau + m, mask=m < M, other=0.0).to(ACC)
+    return tl.where(m < M, tl.exp2(-exponent * LOG2E) * LOG2E, 0.0)
+
+
+@triton.jit
+def decay(advance, rate):
+    """exp(-advance / tau), (positions,) and (modes,) to (positions, modes)."""
+    return tl.exp2(-advance[:, None] * rate[None, :])
+
+
+@triton.jit
+def grow(before, after, i, level):
+    """Clock advance from the start of each position's block, and up to its end: twice the block.
+
+    `before` counts the position itself, `after` does not; blocks of 2^level become blocks of twice
+    that. All are sums of their own: a difference of two loses small advances beside a large one.
+    """
+    later = ((i >> level) & 1) == 1
+    # the last of the other half holds the total of that half
+    last = (((i >> level) ^ 1) << level) | ((1 << level) - 1)
+    other = tl.gather(before, last, 0)
+    return before + tl.where(later, other, 0.0), after + tl.where(later, 0.0, other)
+
+
+@triton.jit
+def meets(i, level):
+    """Pairs (row, column) whose row is in the later and column in the earlier half of a block."""
+    other = i[:, None] ^ i[None, :]
+    return ((other >> level) == 1) & (i[:, None] > i[None, :])
+
+
+@triton.jit
+def piece(table, count, index, T, length, per_row, chunks, PACKED: tl.constexpr, BT: tl.constexpr):
+    """Bounds of a piece, its sequence, its first chunk slot, whether it opens or ends a sequence.
+
+    Without packing, piece `index` is number index % per_row of row index // per_row, and a row has
+    `chunks` slots. With packing all is in the table (5, count); pieces that do not exist have
+    sequence -1.
+    """
+    if PACKED:
+        begin = tl.load(table + index)
+        end = tl.load(table + count + index)
+        sequence = tl.load(table + 2 * count + index)
+        slot = tl.load(table + 3 * count + index)
+        edges = tl.load(table + 4 * count + index)
+        first = (edges & 1) == 1
+        last = (edges & 2) == 2
+    else:
+        sequence = (index // per_row).to(tl.int64)
+        part = index % per_row
+        begin = sequence * T + part * length
+        end = tl.minimum(begin + length, (sequence + 1) * T)
+        slot = sequence * chunks + part * (length // BT)
+        first = part == 0
+        last = part == per_row - 1
+    return begin, end, sequence, slot, first, last
+
+
+@triton.jit
+def output_kernel(
+    values, write, read, u, log_tau, initial, starts, output, final, states, table, count,
+    T, length, per_row, chunks, H, V, BLOCKS,
+    M: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr,
+    PACKED: tl.constexpr, INITIAL: tl.constexpr, SPLIT: tl.constexpr, KEEP: tl.constexpr,
+    ACC: tl.constexpr, OPERAND: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Output, final state and, where kept, the state at the start of every chunk.
+
+    One program sweeps one piece of one head and one block of value columns.
+    """
+    program = tl.program_id(0)
+    h = program % H
+    block = (program // H) % BLOCKS
+    index = program // (H * BLOCKS)
+    begin, end, sequence, slot, first, last = piece(
+        table, count, index, T, length, per_row, chunks, PACKED, BT
+    )
+    i, m, v = tl.arange(0, BT), tl.arange(0, BM), block * BV + tl.arange(0, BV)
+    modes, columns = m < M, v < V
+    rate = rates(log_tau, m, M, ACC)
+    tile = m[:, None] * V + v[None, :]
+    inside = modes[:, None] & columns[None, :]
+    state = tl.zeros((BM, BV), ACC)
+    if INITIAL:
+        at = initial + (sequence * H + h) * (M * V) + tile
+        state = tl.load(at, mask=inside & first & (sequence >= 0), other=0.0).to(ACC)
+    if SPLIT:
+        at = starts + (index.to(tl.int64) * H + h) * (M * V) + tile
+        state += tl.load(at, mask=inside & (first == 0) & (sequence >= 0), other=0.0).to(ACC)
+    row = begin * H + h
+    values += row * V
+    output += row * V
+    write += row * M
+    read += row * M
+    u += row
+    states += (slot * H + h) * (M * V)
+    narrow = i[:, None] * (H * M) + m[None, :]
+    wide = i[:, None] * (H * V) + v[None, :]
+    for t in tl.range(begin, end, BT, num_stages=STAGES):
+        rows = i < end - t
+        advance = tl.load(u + i * H, mask=rows, other=0.0).to(ACC)
+        q = tl.load(read + narrow, mask=rows[:, None] & modes[None, :], other=0.0).to(ACC)
+        k = tl.load(write + narrow, mask=rows[:, None] & modes[None, :], other=0.0).to(ACC)
+        x = tl.load(values + wide, mask=rows[:, None] & columns[None, :], other=0.0)
+        low = state.to(OPERAND)
+        if KEEP:
+            tl.store(states + tile, low, mask=inside)
+        across = product(q, tl.trans(k), OPERAND, ACC)
+        across = tl.where(i[:, None] == i[None, :], across, 0.0)
+        before, after = advance, tl.zeros_like(advance)
+        for level in tl.static_range(LEVELS):
+            later = ((i >> level) & 1) == 1
+            reach = tl.where(later, before, after)
+            weight = tl.where(later[:, None], q, k) * decay(reach, rate)
+            pairs = product(weight, tl.trans(weight), OPERAND, ACC)
+            across = tl.where(meets(i, level), pairs, across)
+            before, after = grow(before, after, i, level)
+        result = product(q * decay(before, rate), low, OPERAND, ACC)
+        result += product(across, x, OPERAND, ACC)
+        kept = k * decay(after, rate)
+        state *= tl.exp2(-tl.sum(advance, axis=0) * rate)[:, None]
+        state += product(tl.trans(kept), x, OPERAND, ACC)
+        result = result.to(output.dtype.element_ty)
+        tl.store(output + wide, result, mask=rows[:, None] & columns[None, :])
+        values += BT * H * V
+        output += BT * H * V
+        write += BT * H * M
+        read += BT * H * M
+        u += BT * H
+        states += H * M * V
+    at = final + (sequence * H + h) * (M * V) + tile
+    tl.store(at, state, mask=inside & last & (sequence >= 0))
+
+
+@triton.jit
+def sweep_kernel(
+    keys, values, u, log_tau, initial, starts, ends, states, advances, table, count,
+    T, length, per_row, chunks, H, V, BLOCKS,
+    M: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr,
+    REVERSE: tl.constexpr, LOCAL: tl.constexpr, PACKED: tl.constexpr, INITIAL: tl.constexpr,
+    SPLIT: tl.constexpr, ACC: tl.constexpr, OPERAND: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The state alone, S' = e S + (k r)^T v, or backwards its adjoint, S' = e S + (q f)^T g.
+
+    LOCAL: from zero, writes what each piece ends with and its clock advance (for carry_kernel).
+    Else it starts from carried states, writes the state at the entry of every chunk (forwards at
+    its start, backwards at its end) and, where a sequence is left, what it ends with.
+    """
+    program = tl.program_id(0)
+    h = program % H
+    block = (program // H) % BLOCKS
+    index = program // (H * BLOCKS)
+    begin, end, sequence, slot, first, last = piece(
+        table, count, index, T, length, per_row, chunks, PACKED, BT
+    )
+    enters, leaves = (last, first) if REVERSE else (first, last)
+    i, m, v = tl.arange(0, BT), tl.arange(0, BM), block * BV + tl.arange(0, BV)
+    modes, columns = m < M, v < V
+    rate = rates(log_tau, m, M, ACC)
+    tile = m[:, None] * V + v[None, :]
+    inside = modes[:, None] & columns[None, :]
+    state = tl.zeros((BM, BV), ACC)
+    if INITIAL:
+        at = initial + (sequence * H + h) * (M * V) + tile
+        state = tl.load(at, mask=inside & enters & (sequence >= 0), other=0.0).to(ACC)
+    if SPLIT:
+        at = starts + (index.to(tl.int64) * H + h) * (M * V) + tile
+        state += tl.load(at, mask=inside & (enters == 0) & (sequence >= 0), other=0.0).to(ACC)
+    total = tl.zeros((1,), ACC)
+    # the last piece's state is nobody's start
+    number = tl.where(leaves, 0, tl.cdiv(end - begin, BT)) if LOCAL else tl.cdiv(end - begin, BT)
+    skip = tl.maximum(number - 1, 0) if REVERSE else 0
+    row = (begin + skip * BT) * H + h
+    keys += row * M
+    values += row * V
+    u += row
+    states += ((slot + skip) * H + h) * (M * V)
+    left = end - begin - skip * BT
+    narrow = i[:, None] * (H * M) + m[None, :]
+    wide = i[:, None] * (H * V) + v[None, :]
+    step = -1 if REVERSE else 1
+    for _ in tl.range(0, number, num_stages=STAGES):
+        rows = i < left
+        advance = tl.load(u + i * H, mask=rows, other=0.0).to(ACC)
+        k = tl.load(keys + narrow, mask=rows[:, None] & modes[None, :], other=0.0).to(ACC)
+        x = tl.load(values + wide, mask=rows[:, None] & columns[None, :], other=0.0)
+        if not LOCAL:
+            tl.store(states + tile, state.to(states.dtype.element_ty), mask=inside)
+        before, after = advance, tl.zeros_like(advance)
+        for level in tl.static_range(LEVELS):
+            before, after = grow(before, after, i, level)
+        kept = k * decay(before if REVERSE else after, rate)
+        passed = tl.sum(advance, axis=0)
+        total += passed
+        state *= tl.exp2(-passed * rate)[:, None]
+        state += product(tl.trans(kept), x, OPERAND, ACC)
+        values += step * BT * H * V
+        keys += step * BT * H * M
+        u += step * BT * H
+        states += step * H * M * V
+        left -= step * BT
+    if LOCAL:
+        at = ends + (index.to(tl.int64) * H + h) * (M * V) + tile
+        tl.store(at, state, mask=inside & (leaves == 0) & (sequence >= 0))
+        if block == 0:
+            tl.store(advances + index * H + h + tl.arange(0, 1), total, mask=sequence >= 0)
+    else:
+        at = ends + (sequence * H + h) * (M * V) + tile
+        tl.store(at, state, mask=inside & leaves & (sequence >= 0))
+
+
+@triton.jit
+def carry_kernel(
+    local, advances, log_tau, initial, starts, first_piece, per_row, H, V,
+    M: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    INITIAL: tl.constexpr, ACC: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """What each piece starts from, of one mode and one head of one sequence, piece after piece."""
+    program = tl.program_id(0)
+    m = program % M
+    h = (program // M) % H
+    sequence = (program // (M * H)).to(tl.int64)
+    if PACKED:
+        begin = tl.load(first_piece + sequence)
+        number = tl.load(first_piece + sequence + 1) - begin
+    else:
+        begin = sequence * per_row
+        number = per_row
+    index = begin + number - 1 if REVERSE else begin
+    step = -1 if REVERSE else 1
+    v = tl.arange(0, BV)
+    columns = v < V
+    rate = rates(log_tau + m, tl.arange(0, 1), 1, ACC)
+    state = tl.zeros((BV,), ACC)
+    if INITIAL:
+        state = tl.load(initial + ((sequence * H + h) * M + m) * V + v, mask=columns, other=0.0)
+        state = state.to(ACC)
+    local += ((index * H + h) * M + m) * V + v
+    starts += ((index * H + h) * M + m) * V + v
+    advances += index * H + h
+    for _ in tl.range(0, number - 1, num_stages=STAGES):
+        ended = tl.load(local, mask=columns, other=0.0)
+        passed = tl.load(advances + tl.arange(0, 1))
+        state = state * tl.exp2(-passed * rate) + ended
+        local += step * H * M * V
+        starts += step * H * M * V
+        advances += step * H
+        tl.store(starts, state, mask=columns)
+
+
+@triton.jit
+def gradient_kernel(
+    values, write, read, u, log_tau, states, adjoints, grad,
+    grad_values, grad_write, grad_read, grad_u, table, count, T, per_row, H, V,
+    M: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
+    ACC: tl.constexpr, OPERAND: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the inputs of one chunk and head, from the state before and the adjoint after.
+
+    The clock's gradient follows the tree too: du_t = -(sum of what passes t), where at each level a
+    position i of the later half passes all between the border and itself with
+    s_i = sum_m w_im dw_im / tau_m, and one of the earlier half all after it up to the border. No
+    term is subtracted from another, so nothing cancels.
+    """
+    program = tl.program_id(0)
+    h = program % H
+    index = program // H
+    begin, end, _, slot, _, _ = piece(table, count, index, T, BT, per_row, per_row, PACKED, BT)
+    i, m, v = tl.arange(0, BT), tl.arange(0, BM), tl.arange(0, BV)
+    modes = m < M
+    rate = rates(log_tau, m, M, ACC)
+    rows = i < end - begin
+    row = begin * H + h
+    narrow = row * M + i[:, None] * (H * M) + m[None, :]
+    used = rows[:, None] & modes[None, :]
+    advance = tl.load(u + row + i * H, mask=rows, other=0.0).to(ACC)
+    q = tl.load(read + narrow, mask=used, other=0.0)
+    k = tl.load(write + narrow, mask=used, other=0.0)
+    values += row * V + i[:, None] * (H * V)
+    grad += row * V + i[:, None] * (H * V)
+    grad_values += row * V + i[:, None] * (H * V)
+    states += (slot * H + h) * (M * V) + m[:, None] * V
+    adjoints += (slot * H + h) * (M * V) + m[:, None] * V
+    both = tl.zeros((BT, BT), ACC)
+    dq = tl.zeros((BT, BM), ACC)
+    dk = tl.zeros((BT, BM), ACC)
+    meeting = tl.zeros((BM, BM), ACC)
+    for start in tl.range(0, V, BV, num_stages=STAGES):
+        columns = start + v[None, :]
+        wide = rows[:, None] & (columns < V)
+        tall = modes[:, None] & (columns < V) & (begin < end)
+        x = tl.load(values + columns, mask=wide, other=0.0)
+        g = tl.load(grad + columns, mask=wide, other=0.0)
+        state = tl.load(states + columns, mask=tall, other=0.0)
+        adjoint = tl.load(adjoints + columns, mask=tall, other=0.0)
+        both += product(g, tl.trans(x), OPERAND, ACC)
+        dq += product(g, tl.trans(state), OPERAND, ACC)
+        dk += product(x, tl.trans(adjoint), OPERAND, ACC)
+        meeting += product(state, tl.trans(adjoint), OPERAND, ACC)
+    # times the identity: brings both into the layout of products, in which all below stays
+    same = m[:, None] == m[None, :]
+    q = product(q, tl.where(same, 1.0, 0.0), OPERAND, ACC)
+    k = product(k, tl.where(same, 1.0, 0.0), OPERAND, ACC)
+    before, after = advance, tl.zeros_like(advance)
+    for level in tl.static_range(LEVELS):
+        before, after = grow(before, after, i, level)
+    closed = decay(after, rate)
+    dq *= decay(before, rate)
+    dk *= closed
+    kept = (k * closed).to(OPERAND)
+    # what passes a position on its way from or to the outside of the chunk
+    inner = tl.sum(dq * q * rate[None, :], axis=1)
+    outer = tl.sum(dk * k * rate[None, :], axis=1)
+    same = i[:, None] == i[None, :]
+    own = tl.sum(tl.where(same, both, 0.0), axis=1)
+    dq += own[:, None] * k
+    dk += own[:, None] * q
+    both = tl.where(i[:, None] > i[None, :], both, 0.0)
+    both += tl.trans(both)
+    # rows are what was written, columns the later positions that read it
+    across = tl.where(same, tl.sum(q * k, axis=1)[:, None], 0.0)
+    for level in tl.static_range(LEVELS - 1, -1, -1):
+        later = ((i >> level) & 1) == 1
+        # the transpose of `grow`
+        whole = tl.where(later, inner, outer)
+        before, after = advance, tl.zeros_like(advance)
+        for bit in tl.static_range(level):
+            whole += tl.gather(whole, i ^ (1 << bit), 0)
+            before, after = grow(before, after, i, bit)
+        end_of_half = (i & ((1 << level) - 1)) == ((1 << level) - 1)
+        inner += tl.where(end_of_half, tl.gather(whole, i ^ (1 << level), 0), 0.0)
+        reached = decay(tl.where(later, before, after), rate)
+        weight = tl.where(later[:, None], q, k) * reached
+        pairs = product(weight, tl.trans(weight), OPERAND, ACC)
+        joined = ((i[:, None] ^ i[None, :]) >> level) == 1
+        across = tl.where(joined & (i[:, None] < i[None, :]), pairs, across)
+        change = product(tl.where(joined, both, 0.0), weight, OPERAND, ACC)
+        passing = tl.sum(change * weight * rate[None, :], axis=1)
+        inner += tl.where(later, passing, 0.0)
+        outer += tl.where(later, 0.0, passing)
+        change *= reached
+        ahead = tl.where(later, 1.0, 0.0).to(ACC)
+        dq += ahead[:, None] * change
+        dk += (1.0 - ahead)[:, None] * change
+    passed = tl.exp2(-tl.sum(advance, axis=0) * rate) * rate
+    lost = tl.sum(tl.where(m[:, None] == m[None, :], meeting, 0.0), axis=1)
+    du = (inner + tl.sum(lost * passed, axis=0)) * -0.6931471805599453
+    tl.store(grad_u + row + i * H, du.to(grad_u.dtype.element_ty), mask=rows)
+    tl.store(grad_read + narrow, dq.to(grad_read.dtype.element_ty), mask=used)
+    tl.store(grad_write + narrow, dk.to(grad_write.dtype.element_ty), mask=used)
+    across = across.to(OPERAND)
+    for start in tl.range(0, V, BV, num_stages=STAGES):
+        columns = start + v[None, :]
+        wide = rows[:, None] & (columns < V)
+        g = tl.load(grad + columns, mask=wide, other=0.0)
+        adjoint = tl.load(adjoints + columns, mask=modes[:, None] & (columns < V), other=0.0)
+        dx = product(across, g, OPERAND, ACC) + product(kept, adjoint, OPERAND, ACC)
+        tl.store(grad_values + columns, dx.to(grad_values.dtype.element_ty), mask=wide)
+
+
+@triton.jit
+def step_kernel(
+    values, write, read, u, log_tau, state, output, after, H, V, BLOCKS,
+    M: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, INITIAL: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """One position of one head: S += (exp(-u/tau) - 1) S + write values^T, then read it.
+
+    The loss is formed by itself: exp(-u/tau) of a slow mode is within a few steps of float32 of 1.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    block = program % BLOCKS
+    row = program // BLOCKS
+    m, v = tl.arange(0, BM), block * BV + tl.arange(0, BV)
+    modes, columns = m < M, v < V
+    tile = row * (M * V) + m[:, None] * V + v[None, :]
+    inside = modes[:, None] & columns[None, :]
+    k = tl.load(write + row * M + m, mask=modes, other=0.0).to(ACC)
+    q = tl.load(read + row * M + m, mask=modes, other=0.0).to(ACC)
+    x = tl.load(values + row * V + v, mask=columns, other=0.0).to(ACC)
+    added = k[:, None] * x[None, :]
+    if INITIAL:
+        exponent = tl.load(log_tau + m, mask=modes, other=0.0).to(ACC)
+        lost, _ = charge(tl.load(u + row).to(ACC) * tl.exp2(-exponent * LOG2E))
+        before = tl.load(state + tile, mask=inside, other=0.0).to(ACC)
+        added = before + (added - lost[:, None] * before)
+    tl.store(after + tile, added, mask=inside)
+    result = tl.sum(q[:, None] * added, axis=0)
+    tl.store(output + row * V + v, result.to(output.dtype.element_ty), mask=columns)

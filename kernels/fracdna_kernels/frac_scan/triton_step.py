@@ -1,0 +1,63 @@
+"""frac_scan for one position in Triton: all heads and sequences in one launch, for decoding."""
+
+import torch
+import triton
+from torch import Tensor
+from torch.library import custom_op
+
+from fracdna_kernels.forms import accumulator
+from fracdna_kernels.frac_scan.triton_kernels import step_kernel
+from fracdna_kernels.triton_support import types
+
+WIDEST = 128  # value columns of a program
+
+
+def _launch(
+    values: Tensor, write: Tensor, read: Tensor, u: Tensor, log_tau: Tensor,
+    state: Tensor | None, after: Tensor,
+) -> Tensor:  # fmt: skip
+    """Write the state after the position to `after`, which may be `state`; returns the output."""
+    values, write, read, u = (x.contiguous() for x in (values, write, read, u))
+    N, _, H, V = values.shape
+    M = log_tau.shape[0]
+    output = torch.empty_like(values)
+    width = min(WIDEST, max(16, triton.next_power_of_2(V)))
+    blocks = -(-V // width)
+    with torch.cuda.device_of(values):
+        step_kernel[(N * H * blocks,)](
+            values, write, read, u, log_tau, state, output, after, H, V, blocks, M=M,
+            BM=triton.next_power_of_2(M), BV=width, INITIAL=state is not None,
+            ACC=types(values)["ACC"], num_warps=4,
+        )  # fmt: skip
+    return output
+
+
+@custom_op("fracdna::frac_scan_step", mutates_args=())
+def step(
+    values: Tensor, write: Tensor, read: Tensor, u: Tensor, log_tau: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Output of one position and the state after it."""
+    N, _, H, V = values.shape
+    after = u.new_empty(N, H, log_tau.shape[0], V, dtype=accumulator(values))
+    state = None if state is None else state.contiguous()
+    return _launch(values, write, read, u, log_tau, state, after), after
+
+
+@step.register_fake
+def _(values, write, read, u, log_tau, state):
+    N, _, H, V = values.shape
+    after = u.new_empty(N, H, log_tau.shape[0], V, dtype=accumulator(values))
+    return torch.empty_like(values, memory_format=torch.contiguous_format), after
+
+
+@custom_op("fracdna::frac_scan_step_", mutates_args=("state",))
+def step_(
+    values: Tensor, write: Tensor, read: Tensor, u: Tensor, log_tau: Tensor, state: Tensor
+) -> Tensor:
+    """Output of one position; the state is updated where it lies."""
+    return _launch(values, write, read, u, log_tau, state, state)
+
+
+@step_.register_fake
+def _(values, write, read, u, log_tau, state):
+    return torch.empty_like(values, memory_format=torch.contiguous_format)

@@ -1,0 +1,77 @@
+"""Where fused forms run, and what their kernels share; imported before Triton is.
+
+A form that is fused lives in a module named triton_*.py, which imports Triton and is itself
+imported when it is first used: everything else works on a machine without Triton.
+"""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.bfloat16, torch.float32)
+CAPABILITIES = (8, 9)  # major versions for which the generated code was compiled and checked
+
+
+def interpreted() -> bool:
+    """Whether Triton kernels run in Python on the CPU, which tests do (TRITON_INTERPRET=1)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@torch.compiler.assume_constant_result
+def _missing_triton() -> str | None:
+    """Why Triton cannot be imported, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (pip install triton, Linux only)"
+    return None
+
+
+@torch.compiler.assume_constant_result
+def _capability(index: int) -> tuple[int, int]:
+    """Compute capability of a CUDA device."""
+    return torch.cuda.get_device_capability(index)
+
+
+def fused_refusal(x: Tensor) -> str | None:
+    """Why the fused kernels cannot take a tensor's device and dtype; None: they can.
+
+    float64 runs in the interpreter alone, where it serves to check gradients.
+    """
+    missing = _missing_triton()
+    if missing:
+        return missing
+    if x.device.type == "cpu" and interpreted():
+        return None if x.dtype in (*DTYPES, torch.float64) else f"no kernel for {x.dtype}"
+    if x.device.type != "cuda":
+        return f"needs a CUDA device, got {x.device.type}; use form='chunk'"
+    major, minor = _capability(x.device.index or 0)
+    if torch.version.hip is not None or major not in CAPABILITIES:
+        return f"checked for compute capability 8.0 to 9.x, this device has {major}.{minor}"
+    if x.dtype == torch.float16:
+        return "float16 loses what slow modes write (1e-6 is subnormal there); use bfloat16"
+    return None if x.dtype in DTYPES else f"takes bfloat16 or float32, got {x.dtype}"
+
+
+_LOADED: dict[str, list[Callable[..., Any]]] = {}
+
+
+@torch.compiler.assume_constant_result
+def _load(module: str, name: str) -> None:
+    """Import a function into its slot; the compiler runs this instead of tracing it."""
+    _LOADED[f"{module}.{name}"][:] = [getattr(importlib.import_module(module), name)]
+
+
+def lazily(module: str, name: str) -> Callable[..., Any]:
+    """A function of a module that is imported at the first call."""
+    slot = _LOADED.setdefault(f"{module}.{name}", [])
+
+    def call(*args: Any, **options: Any) -> Any:
+        _load(module, name)
+        return slot[0](*args, **options)
+
+    call.__name__ = name
+    return call

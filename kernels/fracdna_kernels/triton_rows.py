@@ -1,0 +1,74 @@
+"""Kernels that treat every position alone: tensors as rows, tiles of rows, sums over all rows.
+
+A gradient that sums over rows is summed tile by tile in each program, written to the program's row
+of a float32 buffer and added up in a fixed order: results do not depend on timing.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 1024  # at most, where each leaves a row of partial sums: their traffic stays under 3 %
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """(..., D) as (rows, D) with adjacent channels; a copy only where strides leave no choice."""
+    rows = x.flatten(0, -2)
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def wide_tile(width: int) -> dict[str, int]:
+    """A tile of rows that a program takes at once: 16 elements a thread, all loads in flight."""
+    padded = triton.next_power_of_2(width)
+    return {
+        "ROWS": max(1, 4096 // padded),
+        "WIDTH": padded,
+        "num_warps": 8 if padded < 8192 else 16,
+    }
+
+
+def looped_tile(width: int) -> dict[str, int]:
+    """A tile of a loop that sums in registers: 8 elements a thread, the next tiles on the way.
+
+    The tiles on their way lie in shared memory, which is too small for those of long rows.
+    """
+    padded = triton.next_power_of_2(width)
+    return {
+        "ROWS": max(1, 1024 // padded),
+        "WIDTH": padded,
+        "STAGES": 3 if padded <= 2048 else 1,
+        "num_warps": min(16, max(4, padded // 256)),
+    }
+
+
+def share_tiles(tiles: int, columns: int = 1) -> tuple[int, int]:
+    """Programs of each column of tiles, and the consecutive tiles that each of them takes."""
+    each = triton.cdiv(tiles, max(1, PROGRAMS // columns))
+    return (triton.cdiv(tiles, each), each) if tiles else (0, 0)
+
+
+def partial_sums(*shape: int, like: Tensor) -> Tensor:
+    """A buffer for what programs sum up, in the dtype of sums."""
+    exact = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return torch.empty(shape, dtype=exact, device=like.device)
+
+
+@triton.jit
+def load_tile(pointer, first, stride, row, column, inside, ACC: tl.constexpr):
+    """ROWS x WIDTH elements from row `first` on, zero outside; 64-bit base, 32-bit offsets."""
+    base = pointer + first.to(tl.int64) * stride
+    return tl.load(base + row[:, None] * stride + column[None, :], mask=inside, other=0.0).to(ACC)
+
+
+@triton.jit
+def store_tile(pointer, first, stride, row, column, inside, x):
+    """The counterpart of load_tile."""
+    base = pointer + first.to(tl.int64) * stride
+    tl.store(base + row[:, None] * stride + column[None, :], x, mask=inside)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)), 0 where the exponential overflows."""
+    return 1.0 / (1.0 + tl.exp(-x))

@@ -1,0 +1,42 @@
+"""What the kernels of all operators are compiled with."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fracdna_kernels.fused import interpreted
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+_TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+def types(x: Tensor) -> dict[str, tl.dtype]:
+    """ACC, in which sums and states are kept, and OPERAND, to which factors of a dot are rounded.
+
+    The interpreter multiplies the bits of bfloat16, so there its operands stay in ACC.
+    """
+    exact = tl.float64 if x.dtype == torch.float64 else tl.float32
+    return {"ACC": exact, "OPERAND": exact if interpreted() else _TYPES[x.dtype]}
+
+
+@triton.jit
+def product(a, b, OPERAND: tl.constexpr, ACC: tl.constexpr):
+    """a @ b with operands rounded to OPERAND and exact products summed in ACC."""
+    return tl.dot(a.to(OPERAND), b.to(OPERAND), input_precision="ieee", out_dtype=ACC)
+
+
+@triton.jit
+def charge(x):
+    """1 - exp(-x) and exp(-x) for x >= 0; a series where the difference would cancel."""
+    y = tl.minimum(x, 0.5)
+    series = 1 / 5040 - y * (1 / 40320)
+    series = 1 / 720 - series * y
+    series = 1 / 120 - series * y
+    series = 1 / 24 - series * y
+    series = 1 / 6 - series * y
+    series = 1 / 2 - series * y
+    series = 1.0 - series * y
+    kept = tl.exp2(x * -LOG2E)
+    return tl.where(x < 0.5, series * y, 1.0 - kept), kept
