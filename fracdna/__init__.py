@@ -1,18 +1,19 @@
-"""Sequence models of the genome: prepare, pretrain, evaluate by length, embed."""
+"""Sequence models of the genome: prepare, pretrain, evaluate by length, embed, generate."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fracdna.generation import generate
     from fracdna.model.checkpoint import load_model
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load_model"]
+__all__ = ["__version__", "generate", "load_model"]
+_DOORS = {"generate": "fracdna.generation", "load_model": "fracdna.model.checkpoint"}
 
 
 def __getattr__(name: str) -> Any:
     """Import PyTorch only when a model is asked for: the command's help must not wait for it."""
-    if name == "load_model":
-        from fracdna.model.checkpoint import load_model
-
-        return load_model
+    if name in _DOORS:
+        return getattr(importlib.import_module(_DOORS[name]), name)
     raise AttributeError(f"module 'fracdna' has no attribute {name!r}")

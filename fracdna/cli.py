@@ -49,6 +49,12 @@ VERBS = {
         "fracdna embed checkpoint=runs/frac/checkpoints/best.ckpt genome=prepared/genome "
         "regions=peaks.bed output=embeddings.parquet",
     ),
+    "generate": Verb(
+        "DNA continued by a model, base by base, in constant memory",
+        "fracdna.generation:run",
+        "fracdna generate checkpoint=runs/frac/checkpoints/best.ckpt prompt=seeds.fa length=10000 "
+        "output=generated.fa",
+    ),
     "doctor": Verb(
         "versions, devices, and what to install for what is missing",
         "fracdna.doctor:run",

@@ -181,8 +181,11 @@ class Frac(Mixer):
                 2 if self.fixed_alpha else 3, dim=-1
             )
         delta, alpha, lam = (parts[0], None, parts[1]) if self.fixed_alpha else parts
-        routes = self.routes(mixed).unflatten(-1, (2, self.num_heads, self.num_modes))
+        # unbind and not two indexings, whose gradients would be two full tensors of zeros to add up
+        read, write = (
+            self.routes(mixed).unflatten(-1, (2, self.num_heads, self.num_modes)).unbind(-3)
+        )
         return frac_gates(
-            delta, alpha, lam, routes[..., 0, :, :], routes[..., 1, :, :], self.log_tau,
-            self.dt_bias, self.read_gain, self.write_gain, **self.routing,
+            delta, alpha, lam, read, write, self.log_tau, self.dt_bias, self.read_gain,
+            self.write_gain, **self.routing,
         )  # fmt: skip

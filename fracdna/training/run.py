@@ -17,11 +17,13 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from fracdna.data.datamodule import WindowData
+from fracdna.devices import describe_device
 from fracdna.evaluation.likelihood import bits_per_base, perplexity
 from fracdna.model.checkpoint import build_model, read_checkpoint
 from fracdna.outcomes import FINE, INTERRUPTED
 from fracdna.training.callbacks import BestCheckpoint, Interrupted, KeepLast, Monitor, RandomState
 from fracdna.training.language_modelling import LanguageModelling
+from fracdna_kernels.fused import describe_kernels
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import atomic_file, check_writable, exclusive_lock
 
@@ -82,7 +84,7 @@ def train(config: DictConfig) -> int:
         if trainer.is_global_zero:
             stack.enter_context(exclusive_lock(output / ".lock", wait=False))
             _write_configuration(output, plain)
-            _announce(config, data, model, accumulate, resume)
+            _announce(config, data, model, accumulate, resume, trainer.strategy.root_device)
         return _fit(trainer, module, data, resume, last)
 
 
@@ -219,6 +221,7 @@ def _announce(
     model: torch.nn.Module,
     accumulate: int,
     resume: Path | None,
+    device: torch.device,
 ) -> None:
     """Say what is about to happen, before it takes hours."""
     parameters = sum(p.numel() for p in model.parameters())
@@ -229,6 +232,7 @@ def _announce(
         f"of {data.length:,} bases in {accumulate} batches: {bases:,} bases, {epochs:.2f} epochs "
         f"of {len(data.training):,} windows"
     )
+    print(f"{describe_device(device)}; kernels: {describe_kernels(device)}")
     if resume:
         print(f"continuing from {resume}")
     elif config.resume:

@@ -47,7 +47,7 @@ def fused_refusal(x: Tensor) -> str | None:
     if x.device.type == "cpu" and interpreted():
         return None if x.dtype in (*DTYPES, torch.float64) else f"no kernel for {x.dtype}"
     if x.device.type != "cuda":
-        return f"needs a CUDA device, got {x.device.type}; use form='chunk'"
+        return f"needs a CUDA device, got {x.device.type}; use form=auto"
     major, minor = _capability(x.device.index or 0)
     if torch.version.hip is not None or major not in CAPABILITIES:
         return f"checked for compute capability 8.0 to 9.x, this device has {major}.{minor}"
@@ -57,6 +57,22 @@ def fused_refusal(x: Tensor) -> str | None:
 
 
 _LOADED: dict[str, list[Callable[..., Any]]] = {}
+
+
+def describe_kernels(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
+    """What operators run as where the choice is left to them, in words for a person.
+
+    Args:
+        device: where the model is.
+        dtype: of the tensors, or of autocast.
+
+    Returns:
+        "Triton", or "PyTorch" with the reason why the fused kernels are not taken.
+    """
+    refusal = fused_refusal(torch.empty(0, device=device, dtype=dtype))
+    if device.type == "cuda" and refusal is None:
+        return "Triton"
+    return f"PyTorch ({refusal or 'the processor has no fused kernels'})"
 
 
 @torch.compiler.assume_constant_result

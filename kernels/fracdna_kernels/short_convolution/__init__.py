@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fracdna_kernels.forms import choose_form
+from fracdna_kernels.fused import fused_refusal, lazily
 from fracdna_kernels.shapes import check_packing, check_shapes
 from fracdna_kernels.short_convolution.chunk import short_convolution_chunk
 from fracdna_kernels.short_convolution.recurrent import short_convolution_recurrent
@@ -13,6 +14,7 @@ FORMS = {
     "reference": short_convolution_reference,
     "chunk": short_convolution_chunk,
     "recurrent": short_convolution_recurrent,
+    "triton": lazily("fracdna_kernels.short_convolution.triton_form", "short_convolution_triton"),
 }
 
 
@@ -35,7 +37,7 @@ def short_convolution(
         activation: None or "silu".
         initial_state: (N, D, W - 1), inputs before the first position, oldest first; None: zeros.
         cu_seqlens: (N + 1,) bounds of packed sequences, needs B = 1; None: N = B.
-        form: "auto", "reference", "chunk" or "recurrent".
+        form: "auto", "reference", "chunk", "recurrent" or "triton".
 
     Returns:
         y (B, T, D) in the dtype of x, and the last W - 1 inputs (N, D, W - 1) in float32 (float64
@@ -53,9 +55,9 @@ def short_convolution(
         raise ValueError(f"activation={activation!r} is unknown; use None or 'silu'")
     inputs = (x, weight) if bias is None else (x, weight, bias)
     packed = cu_seqlens is not None
-    chosen = choose_form(form, tuple(FORMS), sizes["T"], inputs, packed=packed)
+    chosen = choose_form(
+        form, tuple(FORMS), sizes["T"], inputs, packed=packed, refusal=fused_refusal(x)
+    )
     with torch.autocast(x.device.type, enabled=False):
-        y, final = FORMS[chosen](x, weight, bias, initial_state, cu_seqlens)
-        if activation == "silu":
-            y = torch.nn.functional.silu(y)
+        y, final = FORMS[chosen](x, weight, bias, initial_state, cu_seqlens, activation)
         return y.to(x.dtype), final

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 from fracdna_kernels.forms import accumulator
 from fracdna_kernels.shapes import sequence_of
@@ -14,10 +15,11 @@ def short_convolution_chunk(
     bias: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
+    activation: str | None,
 ) -> tuple[Tensor, Tensor]:
     """W products over all positions; see short_convolution for shapes."""
     if cu_seqlens is None:
-        return short_convolution_recurrent(x, weight, bias, initial_state, None)
+        return short_convolution_recurrent(x, weight, bias, initial_state, None, activation)
     _, T, D = x.shape
     W = weight.shape[1]
     dtype = accumulator(x)
@@ -36,6 +38,8 @@ def short_convolution_chunk(
         for w in range(W):
             source = _source(position - (W - 1 - w), owner, bounds, T, W - 1)
             y = y + pool[source] * weight[:, w].to(dtype)
+    if activation == "silu":
+        y = silu(y)
     lags = torch.arange(W - 1, device=x.device) - (W - 1)
     sequences = torch.arange(count, device=x.device)[:, None].expand(count, W - 1)
     tail = _source(bounds[1:, None] + lags, sequences, bounds, T, W - 1)  # (N, W - 1)

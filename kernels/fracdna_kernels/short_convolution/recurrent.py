@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 from fracdna_kernels.forms import accumulator
 
@@ -12,6 +13,7 @@ def short_convolution_recurrent(
     bias: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
+    activation: str | None,
 ) -> tuple[Tensor, Tensor]:
     """One sequence per row, W products per position; see short_convolution for shapes.
 
@@ -29,4 +31,4 @@ def short_convolution_recurrent(
     y = sum(window[:, w : w + T] * weight[:, w].to(dtype) for w in range(W))
     if bias is not None:
         y = y + bias.to(dtype)
-    return y, window[:, T:].mT
+    return silu(y) if activation == "silu" else y, window[:, T:].mT

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 from fracdna_kernels.forms import accumulator
 
@@ -17,6 +18,7 @@ def short_convolution_reference(
     bias: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
+    activation: str | None,
 ) -> tuple[Tensor, Tensor]:
     """Slide the window over every sequence; see short_convolution for shapes."""
     B, T, D = x.shape
@@ -35,7 +37,8 @@ def short_convolution_reference(
         for t in range(start, end):
             past = [*past, x[b, t].to(dtype)]
             taps = zip(weight.to(dtype).unbind(1), past[-W:], strict=True)
-            outputs[b][t] = offset + sum(tap * value for tap, value in taps)
+            y = offset + sum(tap * value for tap, value in taps)
+            outputs[b][t] = silu(y) if activation == "silu" else y
         tail = past[len(past) - W + 1 :]
         states.append(torch.stack(tail, dim=1) if tail else x.new_zeros(D, 0, dtype=dtype))
     final = torch.stack(states) if states else x.new_zeros(0, D, W - 1, dtype=dtype)

@@ -1,0 +1,199 @@
+"""short_convolution as one kernel each way; only its inputs are kept for the backward."""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from fracdna_kernels.forms import accumulator
+from fracdna_kernels.fused import interpreted
+from fracdna_kernels.short_convolution.triton_kernels import (
+    convolution_backward,
+    convolution_forward,
+)
+from fracdna_kernels.triton_support import types
+
+_CHANNELS = 256  # of a program: 512 bytes of a row in bfloat16
+_FORWARD_ROWS = 16  # of a program, which reads W - 1 more
+_BACKWARD_ROWS = 4  # loaded at once; a program goes on through many
+# a thread of the backward keeps what two windows of 4 channels need without spills; an H200 then
+# holds so many programs at once, and a single wave of them leaves the fewest partial sums
+_REGISTERS = 128
+_SLOTS = 1024
+
+
+def short_convolution_triton(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    activation: str | None,
+) -> tuple[Tensor, Tensor]:
+    """See short_convolution for shapes."""
+    return _forward(x, weight, bias, initial_state, cu_seqlens, activation == "silu")
+
+
+@torch.library.custom_op("fracdna::short_convolution", mutates_args=())
+def _forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    silu: bool,
+) -> tuple[Tensor, Tensor]:
+    """The output and the last inputs of every sequence."""
+    y, final = _outputs(x, weight, bias, initial_state, cu_seqlens, silu)
+    T, D = x.shape[1:]
+    x, constants = _rows(x), _constants(x, weight, silu)
+    rows = 1 if T == 1 else _FORWARD_ROWS
+    programs = _programs(x, cu_seqlens, rows) * triton.cdiv(D, constants["BD"])
+    if programs:
+        with torch.cuda.device_of(x):
+            convolution_forward[(programs,)](
+                x, weight.contiguous(), *_plain(bias, initial_state, cu_seqlens), y, final,
+                T, len(final), x.stride(0), x.stride(1), D,
+                ROWS=rows, **constants, num_warps=1 if x.dtype == torch.bfloat16 else 2,
+            )  # fmt: skip
+    return y, final
+
+
+@_forward.register_fake
+def _outputs(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    silu: bool,
+) -> tuple[Tensor, Tensor]:
+    """Uninitialised results of the forward."""
+    shape = (_sequences(x, cu_seqlens), x.shape[2], weight.shape[1] - 1)
+    final = torch.empty(shape, dtype=accumulator(x), device=x.device)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), final
+
+
+@torch.library.custom_op("fracdna::short_convolution_backward", mutates_args=())
+def _backward(
+    dy: Tensor | None,
+    dfinal: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    silu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, weight, bias and initial_state; empty for an input that is None."""
+    dx, dweight, dbias, dstate = _gradients(
+        dy, dfinal, x, weight, bias, initial_state, cu_seqlens, silu
+    )
+    T, D = x.shape[1:]
+    x, dy = _rows(x), _rows(torch.zeros_like(x) if dy is None else dy)
+    constants = _constants(x, weight, silu)
+    columns = triton.cdiv(D, constants["BD"])
+    tiles = _tiles(T, len(x) * columns)
+    programs = _programs(x, cu_seqlens, tiles * _BACKWARD_ROWS)
+    sums = {"dtype": accumulator(x), "device": x.device}
+    dweights = torch.empty((programs, *weight.shape), **sums)
+    dbiases = None if bias is None else torch.empty((programs, D), **sums)
+    if programs * columns:
+        with torch.cuda.device_of(x):
+            convolution_backward[(programs * columns,)](
+                dy, *_plain(dfinal), x,
+                weight.contiguous(), *_plain(bias, initial_state, cu_seqlens),
+                dx, dweights, dbiases, None if initial_state is None else dstate,
+                T, _sequences(x, cu_seqlens), tiles,
+                dy.stride(0), dy.stride(1), x.stride(0), x.stride(1), D,
+                ROWS=_BACKWARD_ROWS, **constants, num_warps=2, maxnreg=_REGISTERS,
+            )  # fmt: skip
+    dweight = dweights.sum(0).to(dweight.dtype)
+    return dx, dweight, dbias if bias is None else dbiases.sum(0).to(dbias.dtype), dstate
+
+
+@_backward.register_fake
+def _gradients(
+    dy: Tensor | None,
+    dfinal: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    silu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Uninitialised results of the backward."""
+    dx, dweight, dbias, dstate = (
+        x.new_empty(0)
+        if tensor is None
+        else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        for tensor in (x, weight, bias, initial_state)
+    )
+    return dx, dweight, dbias, dstate
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Keep the inputs; a result that no loss looks at gets no gradient of zeros."""
+    ctx.save_for_backward(*inputs[:-1])
+    ctx.silu = inputs[-1]
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients in the order of the inputs."""
+    if dy is None and dfinal is None:
+        return (None,) * 6
+    inputs = ctx.saved_tensors
+    gradients = _backward(dy, dfinal, *inputs, ctx.silu)
+    pairs = zip(inputs, gradients, strict=False)  # bounds have none
+    return *(None if x is None else gradient for x, gradient in pairs), None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _sequences(x: Tensor, cu_seqlens: Tensor | None) -> int:
+    """N."""
+    return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
+def _programs(x: Tensor, cu_seqlens: Tensor | None, span: int) -> int:
+    """Programs that have a place in every batch of these sizes; see the kernels' _place."""
+    B, T = x.shape[:2]
+    if cu_seqlens is None:
+        return B * max(triton.cdiv(T, span), 1)
+    return T // span + _sequences(x, cu_seqlens) + 2
+
+
+def _tiles(length: int, rows: int) -> int:
+    """Tiles of a backward program: one full wave of programs, or else about four."""
+    rows = max(rows, 1)
+    spans = _SLOTS // rows
+    if 4 * spans * rows < 3 * _SLOTS:
+        spans = triton.cdiv(4 * _SLOTS, rows)
+    return max(triton.cdiv(length, spans * _BACKWARD_ROWS), 1)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x itself where channels are neighbours in memory; positions and rows may lie anywhere."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _plain(*tensors: Tensor | None) -> list[Tensor | None]:
+    """The tensors in the order of memory."""
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
+
+
+def _constants(x: Tensor, weight: Tensor, silu: bool) -> dict[str, Any]:
+    """What both kernels are compiled with."""
+    W = weight.shape[1]
+    return {
+        "W": W,
+        "WP": triton.next_power_of_2(W),
+        "SILU": silu,
+        "BD": min(_CHANNELS, triton.next_power_of_2(max(x.shape[2], 1))),
+        "ACC": types(x)["ACC"],
+        "INTERPRETED": interpreted(),
+    }
