@@ -1,17 +1,15 @@
 """What this machine has and what works on it: the doctor verb.
 
 Every form of every operator runs on a few positions and is compared with the operator's reference
-form in float64 on the CPU.
+form in float64 on the CPU; the cases and the comparison are those of fracdna_kernels.
 """
 
 import importlib
-import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution, version
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
@@ -19,67 +17,8 @@ from packaging.requirements import Requirement
 from fracdna import __version__
 from fracdna.configuration import configs_folder
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-TOLERANCE = 1e-4  # relative root mean square of float32 against float64
 # shown where fracdna is on the path without installation, so that its own list is unknown
 MAIN_PACKAGES = ("torch", "triton", "pytorch-lightning", "numpy")
-# B batch, T length, H heads, V value width, M modes, D channels, W filter width
-AXES = {"B": 2, "T": 70, "H": 3, "V": 16, "M": 8, "D": 24, "W": 4}
-# the tensors that an operator cannot do without, with their axes
-INPUTS = {
-    "add_rms_norm": {"x": "BTD", "residual": "BTD", "weight": "D"},
-    "frac_gates": {
-        "delta": "BTH",
-        "alpha": "BTH",
-        "lam": "BTH",
-        "read_logits": "BTHM",
-        "write_logits": "BTHM",
-        "log_tau": "M",
-        "dt_bias": "H",
-        "read_gain": "",
-        "write_gain": "",
-    },
-    "frac_scan": {"values": "BTHV", "write": "BTHM", "read": "BTHM", "u": "BTH", "log_tau": "M"},
-    "gated_rms_norm": {"x": "BTD", "gate": "BTD", "weight": "D"},
-    "short_convolution": {"x": "BTD", "weight": "DW", "bias": "D"},
-}
-
-
-class FormCheck(NamedTuple):
-    """One form of one operator on one device.
-
-    Attributes:
-        operator: name in fracdna_kernels.
-        form: name of the form.
-        device: as torch names it.
-        error: relative root-mean-square error against the reference; None: it did not run.
-        reason: why it did not run, else empty.
-    """
-
-    operator: str
-    form: str
-    device: str
-    error: float | None
-    reason: str = ""
-
-    @property
-    def failed(self) -> bool:
-        """Whether the form gives other numbers than the reference, or breaks where it must run."""
-        if self.error is None:
-            # a fused form says itself why it cannot run here; the others run on every device
-            return self.form != "triton"
-        return not self.error <= TOLERANCE  # NaN too
-
-    def __str__(self) -> str:
-        """One line of the report."""
-        if self.error is None:
-            result = f"does not run: {self.reason}"
-        else:
-            result = f"{'DISAGREES' if self.failed else 'agrees'}, error {self.error:.0e}"
-        return f"{self.operator:<20}{self.form:<11}{self.device:<8}{result}"
 
 
 def run(config: DictConfig) -> int:
@@ -102,75 +41,31 @@ def run(config: DictConfig) -> int:
     _print_section("Devices", _devices())
     if not config.forms:
         return 0
-    cuda = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    checks = [check for device in (torch.device("cpu"), *cuda) for check in check_forms(device)]
-    _print_section(f"Operators on {AXES['T']} positions in float32", checks)
-    return int(any(check.failed for check in checks))
+    return _operators(torch.cuda.device_count())
 
 
-def check_forms(device: "torch.device") -> Iterator[FormCheck]:
-    """Run every form of every operator on a device.
+def _operators(count: int) -> int:
+    """Check every form on the processor and `count` CUDA devices and print the outcome.
 
-    Args:
-        device: where the forms run; the reference that they are held against runs on the CPU.
-
-    Yields:
-        The checks in the order of fracdna_kernels.__all__ and of each operator's FORMS table. An
-        operator without a table has one form, its reference.
+    Returns:
+        1 if a form disagrees with its reference or breaks, else 0.
     """
-    for name in importlib.import_module("fracdna_kernels").__all__:
-        # the package gives the function of this name; the table is beside it, in the module
-        module = importlib.import_module(f"fracdna_kernels.{name}")
-        operator = getattr(module, name)
-        forms = [{"form": form} for form in getattr(module, "FORMS", ())] or [{}]
-        inputs = _inputs(name)
-        exact = {key: x.double() for key, x in inputs.items()}
-        expected = operator(**exact, **(forms[0] and {"form": "reference"}))
-        for options in forms:
-            placed = {key: x.to(device) for key, x in inputs.items()}
-            error, reason = _error(operator, placed | options, expected)
-            yield FormCheck(name, options.get("form", "reference"), str(device), error, reason)
-
-
-def _inputs(name: str) -> dict[str, "Tensor"]:
-    """Random float32 tensors for an operator, the same at every call."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    tensors = {}
-    for key, axes in INPUTS[name].items():
-        x = torch.randn([AXES[axis] for axis in axes], generator=generator)
-        tensors[key] = x.abs() if key == "u" else x
-        if key == "log_tau":
-            tensors[key] = torch.linspace(0, math.log(2**17), len(x))
-    return tensors
-
-
-def _error(
-    operator: Callable[..., Any], arguments: dict[str, Any], expected: Any
-) -> tuple[float | None, str]:
-    """Greatest relative error over an operator's outputs, or None and why it did not run."""
-    import torch
-
-    try:
-        with torch.no_grad():
-            outputs = _outputs(operator(**arguments))
-    # anything may happen in a fused form on a device that nobody has tried
-    except Exception as error:
-        return None, (str(error) or type(error).__name__).splitlines()[0]
-    pairs = zip(outputs, _outputs(expected), strict=True)
-    errors = [_relative(output.cpu().double(), target) for output, target in pairs]
-    return float(torch.stack(errors).max()), ""  # torch's max keeps a NaN
-
-
-def _outputs(result: Any) -> tuple["Tensor", ...]:
-    """What an operator returned, as a tuple."""
-    return result if isinstance(result, tuple) else (result,)
-
-
-def _relative(value: "Tensor", target: "Tensor") -> "Tensor":
-    """Root mean square of the difference over that of the target."""
-    return (value - target).square().mean().sqrt() / target.square().mean().sqrt()
+    # the package gives the function of this name
+    kernels = importlib.import_module("fracdna_kernels.selfcheck")
+    devices = ["cpu", *(f"cuda:{index}" for index in range(count))]
+    checks = [check for device in devices for check in kernels.check_forms(device)]
+    lines = [f"{x.operator:<20}{x.form:<11}{x.device:<8}{x.verdict}" for x in checks]
+    _print_section("Every form of every operator on a few positions in float32", lines)
+    taken = [
+        f"{name:<20}" + "".join(f"{d}: {kernels.automatic_form(name, d):<12}" for d in devices)
+        for name in kernels.OPERATORS
+    ]
+    _print_section("Form that is taken unless one is named", [line.rstrip() for line in taken])
+    if count:
+        command = 'python -c "import fracdna_kernels; print(fracdna_kernels.selfcheck())"'
+        _print_section("Gradients and bfloat16 of the Triton forms are checked by", [command])
+    # a fused form says itself why it is not for a device; the others run everywhere
+    return int(any(not (check.ok or check.refused) for check in checks))
 
 
 def _versions() -> list[str]:

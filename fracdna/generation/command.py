@@ -81,7 +81,7 @@ def _open(config: DictConfig, stack: contextlib.ExitStack) -> _Job:
             raise InputError(f"{name}= is missing: name {what}")
         if not isinstance(chosen[name], str):
             raise InputError(f"{name}={chosen[name]}: name one, {what}")
-    output = _output_path(config.output)
+    output = _output_path(config)
     device = choose_device(config.device, options.precision)
     model = load_model(config.checkpoint, device)
     prompts = read_prompts(config.prompt, stack, config.progress)
@@ -94,9 +94,15 @@ def _open(config: DictConfig, stack: contextlib.ExitStack) -> _Job:
     return _Job(options, model, prompts, output, config.with_prompt)
 
 
-def _output_path(output: str) -> Path:
-    """The absolute path of the sequences, if it can be written."""
+def _output_path(config: DictConfig) -> Path:
+    """The absolute path of the sequences, if it can be written and is no input."""
+    output = config.output
     path = Path(output).absolute()
+    for name in ("prompt", "checkpoint"):
+        if path.exists() and Path(str(config[name])).absolute().resolve() == path.resolve():
+            raise InputError(
+                f"output={output} is the {name}, which would be lost: name another file"
+            )
     if path.suffix not in _SUFFIXES or path.is_dir():
         raise InputError(f"output={output}: sequences are a FASTA file, name it so: x.fa")
     # the folder: the file itself is renamed into place, also over an older one

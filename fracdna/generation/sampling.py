@@ -29,8 +29,8 @@ class Noise:
         bits = np.stack(
             [stream.random_raw(positions * self._choices) for stream in self._streams], axis=0
         )
-        # the middle of one of 2^53 equal parts, so neither 0 nor 1
-        uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        # the middle of one of 2^52 equal parts, which float64 holds exactly: neither 0 nor 1
+        uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
         gumbel = -np.log(-np.log(uniform)).astype(np.float32)
         return gumbel.reshape(len(bits), positions, self._choices).swapaxes(0, 1)
 
@@ -52,7 +52,8 @@ def choose(
     """
     if temperature == 0 or noise is None:
         return logits.argmax(-1)
-    logits = logits / temperature
+    # the greatest becomes 0 first, so that no temperature makes it infinite
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     if top_k is None and top_p == 1:
         return (logits + noise).argmax(-1)
     ranked, column = logits.sort(dim=-1, descending=True, stable=True)

@@ -9,7 +9,7 @@ from torch.nn.functional import linear as linear_map
 
 from fracdna.mixers.mixer import Mixer, Shared, convolution_tail, valid_positions
 from fracdna.model.layers import linear
-from fracdna_kernels import frac_gates, frac_scan, gated_rms_norm, short_convolution
+from fracdna_kernels import exact_linear, frac_gates, frac_scan, gated_rms_norm, short_convolution
 from fracdna_kernels.frac_gates.reference import GAINS
 
 
@@ -141,14 +141,15 @@ class Frac(Mixer):
     ) -> tuple[Tensor, FracState]:
         """Project, convolve, route, scan, gate: whole sequences or a continuation."""
         memory, tail = (None, None) if state is None else state
-        inputs, gate = self.in_projection(x).chunk(2, dim=-1)
+        inputs, gate = self._project(x)
+        inputs, dynamics = exact_linear(inputs, self.dynamics.weight, self.dynamics.bias, tap=True)
         mixed, next_tail = short_convolution(
             inputs, self.conv_weight, self.conv_bias, activation="silu",
             initial_state=tail, cu_seqlens=cu_seqlens,
         )  # fmt: skip
         if lengths is not None:
             next_tail = convolution_tail(tail, inputs, lengths)
-        u, read, write = self.gates(inputs, mixed)
+        u, read, write = self.gates(dynamics, mixed)
         if lengths is not None:
             # a pad must neither write nor let the clock advance
             valid = valid_positions(lengths, x.shape[1])[..., None]
@@ -163,23 +164,27 @@ class Frac(Mixer):
         )
         return self.out_projection(output), FracState(memory, next_tail)
 
-    def gates(self, inputs: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What is mixed, and its gate, (batch, length, inner) each."""
+        if not torch.is_grad_enabled():
+            # the whole weight, which autocast casts once and keeps for all positions of a decoder
+            return self.in_projection(x).chunk(2, dim=-1)
+        # two maps: the gradient of one cut in half would have to be put together again
+        first, second = self.in_projection.weight.chunk(2)
+        return linear_map(x, first), linear_map(x, second)
+
+    def gates(self, dynamics: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The clock and the routing of every position and head.
 
         Args:
-            inputs: (batch, length, inner), before the convolution.
-            mixed: (batch, length, inner), after it.
+            dynamics: (batch, length, 2 or 3 times heads), the step, the fractional order unless
+                fixed, and the relaxation strength, as logits in full precision.
+            mixed: (batch, length, inner), after the convolution.
 
         Returns:
             u (batch, length, heads) float32, read and write (batch, length, heads, modes).
         """
-        with torch.autocast(inputs.device.type, enabled=False):
-            # the clock is exponential in these three: their map stays in full precision
-            exact = torch.promote_types(self.dynamics.weight.dtype, torch.float32)
-            weight, bias = (p.to(exact) for p in self.dynamics.parameters())
-            parts = linear_map(inputs.to(exact), weight, bias).chunk(
-                2 if self.fixed_alpha else 3, dim=-1
-            )
+        parts = dynamics.chunk(2 if self.fixed_alpha else 3, dim=-1)
         delta, alpha, lam = (parts[0], None, parts[1]) if self.fixed_alpha else parts
         # unbind and not two indexings, whose gradients would be two full tensors of zeros to add up
         read, write = (

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -65,8 +66,7 @@ class Backbone(nn.Module):
             observe: called with 0 and the embedding, then with n and the stream after block n.
 
         Returns:
-            (batch, length, d_model), after the final norm; under autocast an RMSNorm gives it in
-            the lower dtype, as the head would take it.
+            (batch, length, d_model), after the final norm, in the dtype of the stream.
         """
         shared: dict[str, Tensor] = {}
         x, residual = self.embedding(ids.long()), None
@@ -74,11 +74,13 @@ class Backbone(nn.Module):
         for number, block in enumerate(self.blocks, start=1):
             inputs = x, residual, cu_seqlens, shared
             if self.activation_checkpointing and self.training:
-                x, residual = checkpoint(block, *inputs, use_reentrant=False)
+                # of what goes between blocks only the sum is kept: half the memory of the pair
+                branch, stream = checkpoint(block, *inputs, use_reentrant=False)
+                x, residual = stream + branch, None
             else:
                 x, residual = block(*inputs)
             _tell(observe, number, x, residual)
-        return add_norm(self.final_norm, x, residual)[0]
+        return self._finish(x, residual)
 
     def initial_state(self, batch: int) -> list[Any]:
         """An empty state for every layer."""
@@ -111,7 +113,12 @@ class Backbone(nn.Module):
             x, residual, carried = block.step(x, residual, before, lengths, shared)
             after.append(carried)
             _tell(observe, number, x, residual)
-        return add_norm(self.final_norm, x, residual)[0], after
+        return self._finish(x, residual), after
+
+    def _finish(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The final norm; its output may be a result, so autocast does not round it."""
+        exact = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+        return add_norm(self.final_norm, x, residual, out_dtype=exact)[0]
 
     def state_size(self) -> int:
         """Scalars carried per sequence by all layers; per position where a cache grows."""

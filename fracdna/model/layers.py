@@ -14,19 +14,22 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(width, eps=eps)
 
 
-def add_norm(norm: nn.Module, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+def add_norm(
+    norm: nn.Module, x: Tensor, residual: Tensor | None, out_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
     """Add to the residual stream and normalise it for the next layer, in one pass where possible.
 
     Args:
         norm: an RMSNorm takes the fused operator, any other module is called.
         x: (batch, length, width), what the last layer adds; the stream itself if there is none.
         residual: (batch, length, width), the stream before that; None at the first layer.
+        out_dtype: of an RMSNorm's output; None: that of autocast, else of x.
 
     Returns:
         norm(stream), from an RMSNorm in the dtype of autocast where that is on, and the stream.
     """
     if isinstance(norm, RMSNorm):
-        return add_rms_norm(x, residual, norm.weight, eps=norm.eps)
+        return add_rms_norm(x, residual, norm.weight, eps=norm.eps, out_dtype=out_dtype)
     stream = x if residual is None else residual + x
     return norm(stream), stream
 

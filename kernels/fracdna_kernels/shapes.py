@@ -40,7 +40,11 @@ def check_shapes(**tensors: tuple[Tensor | None, str]) -> dict[str, int]:
 
 
 def check_packing(
-    batch: int, length: int, cu_seqlens: Tensor | None, initial_state: Tensor | None
+    batch: int,
+    length: int,
+    cu_seqlens: Tensor | None,
+    initial_state: Tensor | None,
+    device: torch.device | None = None,
 ) -> None:
     """Packed rows need B = 1, ascending bounds inside the row, and one initial state each.
 
@@ -49,13 +53,16 @@ def check_packing(
 
     Raises:
         ValueError: packing with B > 1, bounds that are no int vector, that descend or leave the
-            row, or a state for another number of sequences.
+            row, that are not on the device of the input, or a state for another number of
+            sequences.
     """
     count = batch
     if cu_seqlens is not None:
         if batch != 1:
             raise ValueError(f"cu_seqlens needs batch 1 (packed sequences), got batch {batch}")
         _check_bounds(length, cu_seqlens)
+        if device is not None and cu_seqlens.device != device:
+            raise ValueError(f"cu_seqlens is on {cu_seqlens.device}, the input on {device}")
         count = cu_seqlens.shape[0] - 1
     if initial_state is not None and initial_state.shape[0] != count:
         raise ValueError(

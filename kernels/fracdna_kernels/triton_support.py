@@ -8,6 +8,7 @@ from torch import Tensor
 from fracdna_kernels.fused import interpreted
 
 LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64}
 

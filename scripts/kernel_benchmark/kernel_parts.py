@@ -12,6 +12,7 @@ OPERATORS = {
     "gated_rms_norm": "norms",
     "add_rms_norm": "norms",
     "short_convolution": "convolution",
+    "exact_linear": "products",
 }
 # name of a kernel that no operator launched, to its part; the first that matches
 NAMES = (

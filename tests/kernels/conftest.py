@@ -13,6 +13,13 @@ def poisoned_allocations(monkeypatch):
             return buffer.fill_(torch.nan) if buffer.is_floating_point() else buffer
 
         monkeypatch.setattr(torch, name, poisoned)
+    create = torch.Tensor.new_empty
+
+    def new_poisoned(*args, **kwargs):
+        buffer = create(*args, **kwargs)
+        return buffer.fill_(torch.nan) if buffer.is_floating_point() else buffer
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_poisoned)
 
 
 @pytest.fixture(autouse=True)

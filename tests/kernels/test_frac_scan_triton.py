@@ -179,7 +179,9 @@ def test_strided_inputs_and_expanded_gradients():
     output, _ = frac_scan(**leaves, log_tau=log_tau().float().to(DEVICE), form="triton")
     assert relative_error(output.cpu(), expected) < 2e-5
     output.sum().backward()
-    assert torch.isfinite(leaves["values"].grad).all()
+    plain = inputs["values"].detach().clone().requires_grad_()
+    frac_scan(**inputs | {"values": plain}, log_tau=log_tau(), form="reference")[0].sum().backward()
+    assert relative_error(leaves["values"].grad.cpu(), plain.grad) < 1e-4
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -204,22 +206,43 @@ def test_prefill_and_steps_give_one_pass(inplace):
 
 
 def test_one_step_is_exact_for_the_slowest_mode():
-    """In float32 exp(-u/tau) - 1 of tau = 131072 has no digit to lose: it is formed by itself."""
-    clock, tau = 0.1, torch.tensor([math.log(131072.0)], device=DEVICE)
+    """A step of tau = 131072 moves the state by exp(-u/tau) - 1 formed by itself."""
+    tau = torch.tensor([math.log(131072.0)], device=DEVICE)
     ones, zero = torch.ones(1, 1, 1, 1, device=DEVICE), torch.zeros(1, 1, 1, 1, device=DEVICE)
-    state = torch.full((1, 1, 1, 1), 2.0**-20, device=DEVICE)
-    u = torch.full((1, 1, 1), clock, device=DEVICE)
-    total = 0.0
-    for _ in range(100):
-        _, after = frac_scan(ones, zero, ones, u, tau, initial_state=state, form="triton")
-        total += (after.double() - state.double()).item()
-    expected = 100 * 2.0**-20 * math.expm1(-clock / 131072)
-    # the state itself has 24 bits, of which one step moves the last few
-    assert total == pytest.approx(expected, rel=0.1)
-    state = torch.zeros(1, 1, 1, 1, device=DEVICE)
-    charge = -math.expm1(-clock / 131072)
-    _, after = frac_scan(ones, charge * ones, ones, u, tau, initial_state=state, form="triton")
-    assert after.item() == pytest.approx(charge, rel=1e-6)
+    for clock in (0.1, 1.0, 30.0):
+        u = torch.full((1, 1, 1), clock, device=DEVICE)
+        # the step is added to the state before it is rounded: nothing is left but the step
+        lost = math.expm1(-clock / 131072)
+        _, after = frac_scan(
+            ones, -lost * ones, ones, u, tau, initial_state=ones.clone(), form="triton"
+        )
+        assert abs(after.item() - 1) <= 2**-23
+        _, after = frac_scan(ones, zero, ones, u, tau, initial_state=ones, form="triton")
+        assert after.item() == pytest.approx(1 + lost, abs=2**-24)
+
+
+def test_one_step_keeps_what_is_written_beside_a_state_that_fades():
+    """The state is large and the clock jumps: what is left of it does not round the write away."""
+    ones, tau = torch.ones(1, 1, 1, 1, device=DEVICE), torch.zeros(1, device=DEVICE)
+    for clock, state, write in ((1e4, 1e4, 1e-4), (20.0, 1.0, 1e-6), (1.0, 5.0, 1e-3)):
+        expected = state * math.exp(-clock) + write
+        _, after = frac_scan(
+            ones, write * ones, ones, torch.full((1, 1, 1), clock, device=DEVICE), tau,
+            initial_state=state * ones, form="triton",
+        )  # fmt: skip
+        assert after.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("modes", [8, 16])
+def test_an_infinite_advance_forgets_all_before(modes):
+    """Padded modes must not make NaN of it."""
+    inputs = make(40, batch=1, heads=1, modes=modes)
+    inputs["u"][:, 20] = math.inf
+    tau = log_tau(modes).float().to(DEVICE)
+    output, state = frac_scan(**placed(inputs), log_tau=tau, form="triton")
+    expected, final = frac_scan(**inputs, log_tau=log_tau(modes), form="reference")
+    assert relative_error(output.cpu(), expected) < 2e-5
+    assert relative_error(state.cpu(), final) < 2e-5
 
 
 def test_slowest_mode_keeps_an_impulse_for_65535_positions():

@@ -100,7 +100,7 @@ def test_initial_clock_is_the_published_one():
     """Zero input: Delta = log 2, alpha = 0.5, lam = 2.125, u = 3.12999, routed by the prior."""
     layer = Frac(24, **SIZES)
     zeros = torch.zeros(1, 1, 48)
-    u, read, _ = layer.gates(zeros, zeros)
+    u, read, _ = layer.gates(layer.dynamics(zeros), zeros)
     assert torch.allclose(u, torch.tensor(3.12999), atol=1e-5)
     for mode, weight in ((0, 0.325432), (8, 0.0140537), (15, 8.98887e-4)):
         assert read[0, 0, 0, mode].item() == pytest.approx(weight, rel=1e-5)

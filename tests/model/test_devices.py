@@ -44,10 +44,12 @@ def test_a_device_gives_the_logits_and_gradients_of_the_processor(mixer):
     model = tiny_model(mixer)
     results = []
     for device in ("cpu", "cuda"):
-        model.to(device).zero_grad()
+        model.zero_grad(set_to_none=True)
+        model.to(device)
         logits = model(ids.to(device))
         logits.square().mean().backward()
-        gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+        # copied: moving the model moves its gradients too
+        gradients = [p.grad.cpu().clone() for p in model.parameters() if p.grad is not None]
         results.append([logits.detach().cpu(), *gradients])
     assert relative_error(results[1][0], results[0][0]) < 1e-5
     for gradient, expected in zip(results[1][1:], results[0][1:], strict=True):

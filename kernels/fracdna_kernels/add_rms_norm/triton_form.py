@@ -3,6 +3,8 @@
 Saved for the backward pass: the stream, which is an output anyway, and 1 / rms of each row.
 """
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fracdna_kernels.compilation import WIDTHS, Case, compile_case
 from fracdna_kernels.triton_rows import (
     load_tile,
     looped_tile,
@@ -263,3 +266,18 @@ def _norm_gradients(ctx: Any, d_normed: Tensor | None, _: Any) -> Any:
 
 _add_norm.register_autograd(_add_norm_gradients, setup_context=_save_sum)
 _norm.register_autograd(_norm_gradients, setup_context=_save_input)
+
+
+def compile_cases() -> Iterator[Case]:
+    """Every tile in both dtypes, with the residual and without."""
+    streams = ("x", "residual", "normed", "stream", "d_normed", "d_stream", "d_x", "d_residual")
+    for width, kind, alone in product(WIDTHS, ("bf16", "fp32"), (False, True)):
+        pointers = dict.fromkeys(streams, kind)
+        pointers |= dict.fromkeys(("weight", "rstd", "d_weight"), "fp32")
+        sizes = {"D": width, "EPS": 1e-6, "ACC": tl.float32}
+        label = f"D={width} {kind}{' alone' if alone else ''}"
+        missing = dict.fromkeys(("residual", "stream") if alone else ())
+        yield compile_case(_forward_kernel, pointers, sizes | wide_tile(width) | missing, label)
+        # the residual's gradient is a tensor of its own only where dtypes differ
+        missing = dict.fromkeys(("d_residual", "d_stream") if alone else ("d_residual",))
+        yield compile_case(_backward_kernel, pointers, sizes | looped_tile(width) | missing, label)

@@ -3,12 +3,15 @@
 Only the inputs are saved for the backward pass, which computes everything again.
 """
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.frac_gates.triton_kernels import gates_backward, gates_forward
 from fracdna_kernels.triton_rows import partial_sums, rows_of
 from fracdna_kernels.triton_support import types
@@ -241,3 +244,23 @@ def _gates_gradients(ctx: Any, *incoming: Tensor) -> Any:
 
 
 _gates.register_autograd(_gates_gradients, setup_context=_save)
+
+
+def compile_cases() -> Iterator[Case]:
+    """Tiles of few and many heads and modes, logits in both dtypes, with all that can be chosen."""
+    clock = ("delta", "alpha", "lam", "log_tau", "dt_bias", "read_gain", "write_gain", "u")
+    clock += ("d_u", "d_delta", "d_alpha", "d_lam", "d_parameters")
+    routes = ("read_logits", "write_logits", "read", "write")
+    routes += tuple(f"d_{name}" for name in routes)
+    bounds = [1e-4, 1.0, 0.1, 0.9, 0.25, 4.0]
+    for (heads, modes), kind, plain in product(
+        ((1, 16), (3, 8), (4, 16), (16, 16), (16, 32)), ("bf16", "fp32"), (True, False)
+    ):
+        pointers = dict.fromkeys(clock, "fp32") | dict.fromkeys(routes, kind)
+        logits = torch.empty(1, 1, heads, modes, device="meta")
+        options = ("dc", True, True) if plain else ("zoh", False, False)
+        constants = _constants(logits, logits, *options, bounds)
+        constants |= dict.fromkeys(() if plain else ("alpha",))
+        label = f"H={heads} M={modes} {kind} {'dc' if plain else 'zoh, alpha 1, no prior'}"
+        for kernel in (gates_forward, gates_backward):
+            yield compile_case(kernel, pointers, constants, label)

@@ -11,9 +11,7 @@ import triton
 import triton.language as tl
 
 from fracdna_kernels.triton_rows import sigmoid
-from fracdna_kernels.triton_support import LOG2E, charge
-
-LN2 = tl.constexpr(0.6931471805599453)
+from fracdna_kernels.triton_support import LN2, LOG2E, charge
 
 
 @triton.jit

@@ -50,8 +50,8 @@ def frac_scan(
         initial_state: (N, H, M, V) float32; None starts empty.
         cu_seqlens: (N + 1,) int32 or int64 bounds of packed sequences, needs B = 1; None: N = B.
         segment_length: positions that form "triton" takes in one piece where it cuts sequences, a
-            multiple of 32; with a given number a sequence gives the same bits alone or in any
-            batch. None: chosen from the sizes, so that a GPU is filled.
+            multiple of 32; with a given number a sequence gives the same bits alone, packed or in
+            any batch. None: chosen from the sizes, so that a GPU is filled.
         inplace_state: write the final state into initial_state, which is returned; for decoding,
             without gradients.
         form: "auto", "reference", "chunk", "recurrent" or "triton".
@@ -74,7 +74,7 @@ def frac_scan(
         log_tau=(log_tau, "M"),
         initial_state=(initial_state, "NHMV"),
     )
-    check_packing(sizes["B"], sizes["T"], cu_seqlens, initial_state)
+    check_packing(sizes["B"], sizes["T"], cu_seqlens, initial_state, values.device)
     check_exact(u=u, log_tau=log_tau, initial_state=initial_state)
     _check_options(segment_length, initial_state, inplace_state)
     inputs, packed = (values, write, read, u), cu_seqlens is not None
@@ -112,4 +112,6 @@ def _refusal(values: Tensor, write: Tensor, read: Tensor, log_tau: Tensor) -> st
         return f"takes at most {MOST_MODES} modes, got {log_tau.shape[0]}; use form='chunk'"
     if log_tau.requires_grad:
         return "gives no gradient for log_tau; use form='chunk'"
+    if torch.float16 in (values.dtype, write.dtype, read.dtype):
+        return "float16 loses what slow modes write (1e-6 is subnormal there); use bfloat16"
     return next(filter(None, map(fused_refusal, (values, write, read))), None)

@@ -6,17 +6,26 @@ calls could give unequal bits.
 
 import torch
 
-CHUNK = 32  # positions that a program takes at once
+LEVELS = 5  # of the tree inside a chunk
+CHUNK = 1 << LEVELS  # positions that a program takes at once
 # programs that keep all multiprocessors of a large GPU busy; fewer, and sequences are cut
 PROGRAMS = 512
 SHORTEST_PIECE = 256
 _EXACT_WIDTH = 32  # columns per program where products are exact, without matrix units
-# kernel: value columns of a program: warps and pipeline stages, for bfloat16 and up to 16 modes
+# by kernel and width (the next power of two, at most 256), for bfloat16 and up to 16 modes:
+# value columns of a program, warps, pipeline stages
 _TUNED = {
-    "output": {256: (4, 3), 128: (2, 3), 64: (2, 3), 32: (1, 3), 16: (1, 3)},
-    "sweep": {128: (2, 4), 64: (1, 4), 32: (1, 4), 16: (1, 4)},
-    "gradient": {64: (1, 3), 32: (1, 3), 16: (1, 3)},
-}
+    "output": {
+        256: (256, 4, 3), 128: (128, 2, 3), 64: (64, 2, 3), 32: (32, 2, 3), 16: (16, 1, 3),
+    },
+    "sweep": {
+        256: (256, 4, 3), 128: (128, 2, 4), 64: (64, 2, 4), 32: (32, 1, 4), 16: (16, 1, 4),
+    },
+    "gradient": {
+        256: (128, 2, 2), 128: (64, 1, 3), 64: (64, 1, 3), 32: (32, 1, 3), 16: (16, 1, 3),
+    },
+}  # fmt: skip
+WIDEST = 256
 
 
 def launch(kernel: str, M: int, V: int, dtype: torch.dtype) -> dict[str, int]:
@@ -36,12 +45,11 @@ def launch(kernel: str, M: int, V: int, dtype: torch.dtype) -> dict[str, int]:
         return {"BV": width, "num_warps": 1, "STAGES": 4}
     if dtype != torch.bfloat16:
         return {"BV": min(width, _EXACT_WIDTH), "num_warps": 4, "STAGES": 1}
-    width = min(width, max(_TUNED[kernel]))
-    warps, stages = _TUNED[kernel][width]
+    columns, warps, stages = _TUNED[kernel][min(width, WIDEST)]
     if M > 16:
         # tiles of modes are twice as wide
         warps *= 2
-    return {"BV": width, "num_warps": warps, "STAGES": stages}
+    return {"BV": columns, "num_warps": warps, "STAGES": stages}
 
 
 def default_segment(N: int, T: int, H: int, V: int, *, packed: bool) -> int:
@@ -54,7 +62,7 @@ def default_segment(N: int, T: int, H: int, V: int, *, packed: bool) -> int:
         V: value width.
         packed: the lengths of the N sequences are not known, their sum is at most T.
     """
-    programs = H * -(-V // max(_TUNED["output"]))
+    programs = H * -(-V // WIDEST)
     if not packed:
         programs *= N
     # half as many as wanted still run as fast as the passes that cutting costs

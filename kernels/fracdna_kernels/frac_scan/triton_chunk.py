@@ -76,7 +76,7 @@ class _Problem:
         if self.cu_seqlens is None:
             per_row = -(-self.T // length)
             return _Pieces(self.B * per_row, length, per_row)
-        bounds = self.cu_seqlens.long()
+        bounds = self.cu_seqlens.long().clamp(0, self.T)  # a device cannot refuse wrong ones
         sizes = bounds.diff()
         number = ((sizes + length - 1) // length).clamp(min=1)
         first = torch.nn.functional.pad(number.cumsum(0), (1, 0))
@@ -91,9 +91,11 @@ class _Problem:
         end = torch.minimum(begin + length, bounds[sequence + 1])
         edges = (part == 0).long() + 2 * (index + 1 == first[sequence + 1]).long()
         slot = slots[sequence] + part * (length // BT)
+        exists = owner < self.N
+        sequence = torch.where(exists, sequence, -1)
         rows = torch.stack([begin, end, sequence, slot, edges])
-        spare = torch.tensor([0, 0, -1, 0, 0], device=bounds.device)[:, None]
-        return _Pieces(count, length, 1, torch.where(owner < self.N, rows, spare), first)
+        # places that no piece takes: sequence -1 and no position
+        return _Pieces(count, length, 1, torch.where(exists | (rows < 0), rows, 0), first)
 
     def geometry(self, pieces: _Pieces) -> dict[str, object]:
         """Arguments that say where pieces lie."""
@@ -284,7 +286,7 @@ def frac_scan_triton(
         return torch.zeros_like(values), empty if initial_state is None else initial_state.clone()
     inputs = (values, write, read, u, initial_state)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    if T == 1 and cu_seqlens is None and not keep:
+    if T == 1 and cu_seqlens is None and segment_length is None and not keep:
         arguments = (values, write, read, u, log_tau, initial_state)
         if inplace_state and initial_state.is_contiguous():
             return step_(*arguments), initial_state

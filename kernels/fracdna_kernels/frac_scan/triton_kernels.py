@@ -13,16 +13,23 @@ T length   H heads   V value width   M modes   BT, BM, BV padded tile sizes   S 
 import triton
 import triton.language as tl
 
-from fracdna_kernels.triton_support import LOG2E, charge, product
+from fracdna_kernels.frac_scan import launches
+from fracdna_kernels.triton_support import LN2, LOG2E, charge, product
 
-LEVELS = tl.constexpr(5)  # log2 of BT = launches.CHUNK
+LEVELS = tl.constexpr(launches.LEVELS)  # log2 of BT
+# a kernel serves all lengths: compiled anew for some of them, it would stall and change bits
+_SIZES = ["count", "T", "length", "per_row", "chunks"]
 
 
 @triton.jit
 def rates(log_tau, m, M: tl.constexpr, ACC: tl.constexpr):
-    """log2(e) / tau of each mode, so that decays are exp2(-advance * rate); 0 for padded modes."""
+    """log2(e) / tau of each mode, so that decays are exp2(-advance * rate).
+
+    Padded modes hold nothing and fade like any other: a rate of 0 would make NaN of an infinite
+    advance.
+    """
     exponent = tl.load(log_tau + m, mask=m < M, other=0.0).to(ACC)
-    return tl.where(m < M, tl.exp2(-exponent * LOG2E) * LOG2E, 0.0)
+    return tl.exp2(-exponent * LOG2E) * LOG2E
 
 
 @triton.jit
@@ -79,7 +86,7 @@ def piece(table, count, index, T, length, per_row, chunks, PACKED: tl.constexpr,
     return begin, end, sequence, slot, first, last
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def output_kernel(
     values, write, read, u, log_tau, initial, starts, output, final, states, table, count,
     T, length, per_row, chunks, H, V, BLOCKS,
@@ -155,7 +162,7 @@ def output_kernel(
     tl.store(at, state, mask=inside & last & (sequence >= 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def sweep_kernel(
     keys, values, u, log_tau, initial, starts, ends, states, advances, table, count,
     T, length, per_row, chunks, H, V, BLOCKS,
@@ -232,7 +239,7 @@ def sweep_kernel(
         tl.store(at, state, mask=inside & leaves & (sequence >= 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["per_row"])
 def carry_kernel(
     local, advances, log_tau, initial, starts, first_piece, per_row, H, V,
     M: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
@@ -271,7 +278,7 @@ def carry_kernel(
         tl.store(starts, state, mask=columns)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "T", "per_row"])
 def gradient_kernel(
     values, write, read, u, log_tau, states, adjoints, grad,
     grad_values, grad_write, grad_read, grad_u, table, count, T, per_row, H, V,
@@ -362,12 +369,18 @@ def gradient_kernel(
         inner += tl.where(later, passing, 0.0)
         outer += tl.where(later, 0.0, passing)
         change *= reached
-        ahead = tl.where(later, 1.0, 0.0).to(ACC)
-        dq += ahead[:, None] * change
-        dk += (1.0 - ahead)[:, None] * change
+        if level >= 3:
+            # which half a row is in is known when compiling: a select costs nothing
+            dq += tl.where(later[:, None], change, 0.0)
+            dk += tl.where(later[:, None], 0.0, change)
+        else:
+            # one instruction each, where a select and a sum would be two
+            ahead = tl.where(later, 1.0, 0.0).to(ACC)
+            dq += ahead[:, None] * change
+            dk += (1.0 - ahead)[:, None] * change
     passed = tl.exp2(-tl.sum(advance, axis=0) * rate) * rate
     lost = tl.sum(tl.where(m[:, None] == m[None, :], meeting, 0.0), axis=1)
-    du = (inner + tl.sum(lost * passed, axis=0)) * -0.6931471805599453
+    du = (inner + tl.sum(lost * passed, axis=0)) * -LN2
     tl.store(grad_u + row + i * H, du.to(grad_u.dtype.element_ty), mask=rows)
     tl.store(grad_read + narrow, dq.to(grad_read.dtype.element_ty), mask=used)
     tl.store(grad_write + narrow, dk.to(grad_write.dtype.element_ty), mask=used)
@@ -403,9 +416,11 @@ def step_kernel(
     added = k[:, None] * x[None, :]
     if INITIAL:
         exponent = tl.load(log_tau + m, mask=modes, other=0.0).to(ACC)
-        lost, _ = charge(tl.load(u + row).to(ACC) * tl.exp2(-exponent * LOG2E))
+        lost, kept = charge(tl.load(u + row).to(ACC) * tl.exp2(-exponent * LOG2E))
         before = tl.load(state + tile, mask=inside, other=0.0).to(ACC)
-        added = before + (added - lost[:, None] * before)
+        # a slow mode moves by little; of a fast one little is left beside what is written
+        slow = before + (added - lost[:, None] * before)
+        added = tl.where((lost < 0.5)[:, None], slow, kept[:, None] * before + added)
     tl.store(after + tile, added, mask=inside)
     result = tl.sum(q[:, None] * added, axis=0)
     tl.store(output + row * V + v, result.to(output.dtype.element_ty), mask=columns)

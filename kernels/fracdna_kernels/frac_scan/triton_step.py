@@ -1,10 +1,15 @@
 """frac_scan for one position in Triton: all heads and sequences in one launch, for decoding."""
 
+from collections.abc import Iterator
+from itertools import product
+
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
 
+from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.forms import accumulator
 from fracdna_kernels.frac_scan.triton_kernels import step_kernel
 from fracdna_kernels.triton_support import types
@@ -61,3 +66,16 @@ def step_(
 @step_.register_fake
 def _(values, write, read, u, log_tau, state):
     return torch.empty_like(values, memory_format=torch.contiguous_format)
+
+
+def compile_cases() -> Iterator[Case]:
+    """All widths of modes and value columns in both dtypes, with and without a state."""
+    exact = dict.fromkeys(("u", "log_tau", "state", "after"), "fp32")
+    sizes = product((8, 16, 32), (16, 32, 64, 128), ("bf16", "fp32"), (True, False))
+    for modes, width, kind, initial in sizes:
+        pointers = dict.fromkeys(("values", "write", "read", "output"), kind) | exact
+        constants = {
+            "M": modes, "BM": modes, "BV": width, "INITIAL": initial, "ACC": tl.float32,
+        } | ({} if initial else {"state": None})  # fmt: skip
+        label = f"M={modes} BV={width} {kind}{'' if initial else ' from nothing'}"
+        yield compile_case(step_kernel, pointers, constants, label, divisible=("V",))

@@ -4,6 +4,8 @@ A program takes tiles of one group: ROWS positions by the group's channels. Besi
 1 / rms of each row is all that the backward pass gets; it computes the rest again.
 """
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fracdna_kernels.compilation import WIDTHS, Case, compile_case
 from fracdna_kernels.triton_rows import (
     load_tile,
     looped_tile,
@@ -311,3 +314,20 @@ def _norm_gradients(ctx: Any, d_output: Tensor, _: Any) -> Any:
 
 
 _norm.register_autograd(_norm_gradients, setup_context=_save)
+
+
+def compile_cases() -> Iterator[Case]:
+    """Every tile in both dtypes: the gate first, with a skip, and the norm first, in groups."""
+    streams = ("x", "gate", "values", "output", "d_output", "d_x", "d_gate", "d_values")
+    for size, kind, grouped in product(WIDTHS, ("bf16", "fp32"), (False, True)):
+        pointers = dict.fromkeys(streams, kind)
+        pointers |= dict.fromkeys(("weight", "factor", "rstd", "d_parameters"), "fp32")
+        constants = {
+            "GROUPS": 4 if grouped else 1, "SIZE": size, "SHARED": grouped, "BIAS": 0.0,
+            "GATE_FIRST": not grouped, "EPS": 1e-6, "ACC": tl.float32,
+        }  # fmt: skip
+        missing = ("values", "factor") if grouped else ()
+        constants |= dict.fromkeys(missing)
+        label = f"size={size} {kind}{' in groups' if grouped else ' with skip'}"
+        for kernel, tile in ((_forward_kernel, wide_tile), (_backward_kernel, looped_tile)):
+            yield compile_case(kernel, pointers, constants | tile(size), label)

@@ -50,7 +50,7 @@ def short_convolution(
     check_shapes(
         weight=(weight[:, 1:], "DS"), initial_state=(initial_state, "NDS")
     )  # S = W - 1 positions of state
-    check_packing(sizes["B"], sizes["T"], cu_seqlens, initial_state)
+    check_packing(sizes["B"], sizes["T"], cu_seqlens, initial_state, x.device)
     if activation not in (None, "silu"):
         raise ValueError(f"activation={activation!r} is unknown; use None or 'silu'")
     inputs = (x, weight) if bias is None else (x, weight, bias)

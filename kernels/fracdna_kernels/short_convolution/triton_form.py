@@ -1,11 +1,15 @@
 """short_convolution as one kernel each way; only its inputs are kept for the backward."""
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
+from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.forms import accumulator
 from fracdna_kernels.fused import interpreted
 from fracdna_kernels.short_convolution.triton_kernels import (
@@ -32,6 +36,8 @@ def short_convolution_triton(
     activation: str | None,
 ) -> tuple[Tensor, Tensor]:
     """See short_convolution for shapes."""
+    if cu_seqlens is not None:
+        cu_seqlens = cu_seqlens.clamp(0, x.shape[1])  # a device cannot refuse wrong ones
     return _forward(x, weight, bias, initial_state, cu_seqlens, activation == "silu")
 
 
@@ -197,3 +203,28 @@ def _constants(x: Tensor, weight: Tensor, silu: bool) -> dict[str, Any]:
         "ACC": types(x)["ACC"],
         "INTERPRETED": interpreted(),
     }
+
+
+def compile_cases() -> Iterator[Case]:
+    """Filters of 2 to 4 taps on few and many channels, one position and many, in both dtypes."""
+    exact = ("weight", "bias", "state", "final", "dfinal", "dweights", "dbiases", "dstate")
+    stateful = ("state", "bounds", "dstate", "dfinal")
+    for W, channels, kind, bare in product((2, 3, 4), (64, 256), ("bf16", "fp32"), (True, False)):
+        pointers = dict.fromkeys(("x", "y", "dy", "dx"), kind) | dict.fromkeys(exact, "fp32")
+        pointers["bounds"] = "i64"
+        dtype = torch.bfloat16 if kind == "bf16" else torch.float32
+        x = torch.empty(1, 1, channels, dtype=dtype, device="meta")
+        constants = _constants(x, x.new_empty(channels, W), bare)
+        constants |= {"INTERPRETED": False, "ACC": tl.float32}
+        constants |= dict.fromkeys(stateful if bare else ())
+        aligned = ("x_batch", "x_row", "dy_batch", "dy_row", "D")
+        label = f"W={W} D={channels} {kind}{'' if bare else ' packed, with states'}"
+        for rows in (_FORWARD_ROWS, 1):
+            launched = constants | {"ROWS": rows, "num_warps": 1 if kind == "bf16" else 2}
+            yield compile_case(
+                convolution_forward, pointers, launched, f"{label} {rows} rows", divisible=aligned
+            )
+        launched = constants | {"ROWS": _BACKWARD_ROWS, "num_warps": 2}
+        yield compile_case(
+            convolution_backward, pointers, launched, label, divisible=aligned, maxnreg=_REGISTERS
+        )
