@@ -62,7 +62,7 @@ def generate(
         temperature: divides the logits; 0 takes the most probable base.
         top_k: draw from so many most probable letters only.
         top_p: draw from the most probable letters that reach this probability together.
-        seed: same seed, same bases, whatever the batch.
+        seed: same seed, same draws, whatever the batch; rounding may still tip a close choice.
         progress: show bases done, their rate and the time left.
         **further: the other attributes of GenerationOptions.
 

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fracdna_kernels.triton_support import ceil_div, padded_size
+
 PROGRAMS = 1024  # at most, where each leaves a row of partial sums: their traffic stays under 3 %
 
 
@@ -23,7 +25,7 @@ def wide_tile(width: int) -> dict[str, int]:
 
     With 16 elements of long rows the assembler spills to fit one more program.
     """
-    padded = triton.next_power_of_2(width)
+    padded = padded_size(width)
     return {
         "ROWS": max(1, 4096 // padded),
         "WIDTH": padded,
@@ -36,7 +38,7 @@ def looped_tile(width: int) -> dict[str, int]:
 
     The tiles on their way lie in shared memory, which is too small for those of long rows.
     """
-    padded = triton.next_power_of_2(width)
+    padded = padded_size(width)
     return {
         "ROWS": max(1, 1024 // padded),
         "WIDTH": padded,
@@ -47,8 +49,8 @@ def looped_tile(width: int) -> dict[str, int]:
 
 def share_tiles(tiles: int, columns: int = 1) -> tuple[int, int]:
     """Programs of each column of tiles, and the consecutive tiles that each of them takes."""
-    each = triton.cdiv(tiles, max(1, PROGRAMS // columns))
-    return (triton.cdiv(tiles, each), each) if tiles else (0, 0)
+    each = ceil_div(tiles, max(1, PROGRAMS // columns))
+    return (ceil_div(tiles, each), each) if tiles else (0, 0)
 
 
 def partial_sums(*shape: int, like: Tensor) -> Tensor:

@@ -13,6 +13,16 @@ LN2 = tl.constexpr(0.6931471805599453)
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64}
 
 
+def ceil_div(size: int, part: int) -> int:
+    """Parts that cover a size; Triton's own takes ten times as long outside kernels."""
+    return -(-size // part)
+
+
+def padded_size(size: int) -> int:
+    """The next power of two."""
+    return 1 << (size - 1).bit_length()
+
+
 def types(x: Tensor) -> dict[str, tl.dtype]:
     """ACC, in which sums and states are kept, and OPERAND, to which factors of a dot are rounded.
 

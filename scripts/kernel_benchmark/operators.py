@@ -111,7 +111,8 @@ OPERATORS = {
             ),
             fixed=frozenset({"log_tau"}),
             outputs={"u": (2e-6, 2e-6), "read": (2e-6, 3e-3), "write": (2e-6, 3e-3)},
-            gradients={"": (1e-5, 5e-3)},
+            # a gain's gradient is one number, a sum over all rows whose terms cancel
+            gradients={"read_gain": (1e-4, 5e-2), "write_gain": (1e-4, 5e-2), "": (1e-5, 5e-3)},
         ),
         Operator(
             "gated_rms_norm",

@@ -166,7 +166,9 @@ def test_fused_gates_agree_with_float64(heads, modes, length, options, dtype):
     incoming = [g.to(x) for g, x in zip(incoming, outputs, strict=True)]
     found = torch.autograd.grad(outputs, inputs[0], incoming)
     for gradient, target in zip(found, targets, strict=True):
-        assert relative_error(gradient.cpu(), target) < gradient_limit
+        # a gain's gradient is one number, a sum whose terms cancel: there is no mean to relate to
+        limit = gradient_limit * (1 if target.ndim else 10)
+        assert relative_error(gradient.cpu(), target) < limit
 
 
 @pytest.mark.skipif(COMPILED, reason="float64 runs in the interpreter")

@@ -140,6 +140,8 @@ def assert_fused_is_right(inputs, dtype, incoming, **options):
     for name, value in expected.items():
         table = GRADIENT if name.startswith("d") else FORWARD
         limit = BFLOAT16.get(name, 8e-3) if dtype == torch.bfloat16 else table[dtype]
+        if value.numel() == 1:
+            limit *= 5  # one sum whose terms cancel: there is no mean to relate it to
         assert relative_error(result[name], value) <= limit, name
     return result
 

@@ -22,7 +22,7 @@ from fracdna_kernels.triton_rows import (
     store_tile,
     wide_tile,
 )
-from fracdna_kernels.triton_support import types
+from fracdna_kernels.triton_support import ceil_div, types
 
 
 def add_rms_norm_triton(
@@ -166,7 +166,7 @@ def _launch(
 ) -> None:
     """Fill the outputs."""
     width, tile = x.shape[-1], wide_tile(x.shape[-1])
-    programs = triton.cdiv(rstd.numel(), tile["ROWS"])
+    programs = ceil_div(rstd.numel(), tile["ROWS"])
     if not programs or not width:
         return
     x = rows_of(x)
@@ -194,7 +194,7 @@ def _backward(
         stream, weight, rstd, d_normed, d_stream, x_dtype, residual_dtype
     )
     width, tile = stream.shape[-1], looped_tile(stream.shape[-1])
-    programs, each = share_tiles(triton.cdiv(rstd.numel(), tile["ROWS"]))
+    programs, each = share_tiles(ceil_div(rstd.numel(), tile["ROWS"]))
     parts = partial_sums(programs, width, like=rstd)
     if programs and width:
         stream, d_normed = rows_of(stream), rows_of(d_normed)

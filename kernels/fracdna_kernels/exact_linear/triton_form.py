@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fracdna_kernels.forms import accumulator
 from fracdna_kernels.triton_rows import load_tile, partial_sums, rows_of, store_tile
-from fracdna_kernels.triton_support import product, types
+from fracdna_kernels.triton_support import ceil_div, padded_size, product, types
 
 PROGRAMS = 528  # at most, of the backward: four on each multiprocessor of an H200
 
@@ -179,14 +179,14 @@ def _tile(x: Tensor, outputs: int, *, backward: bool) -> dict[str, Any]:
 
 def _launch(D: int, outputs: int, half: bool, backward: bool) -> dict[str, int]:
     """What is chosen by size; float32 is multiplied without matrix units, in small tiles."""
-    padded = max(16, triton.next_power_of_2(outputs))
+    padded = max(16, padded_size(outputs))
     few = padded < 64
     if backward:
         widest, rows, stages = (128 if few else 32, 32, 3) if half else (32, 32, 2)
     else:
         widest, rows, stages = (32, 128 if few else 64, 4) if half else (16, 64 if few else 32, 2)
     options = {
-        "BD": min(widest, max(16, triton.next_power_of_2(D))),
+        "BD": min(widest, max(16, padded_size(D))),
         "BO": padded,
         "ROWS": rows,
         "STAGES": stages,
@@ -207,7 +207,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if count:
         x = rows_of(x)
         with torch.cuda.device_of(x):
-            _forward_kernel[(triton.cdiv(count, tile["ROWS"]),)](
+            _forward_kernel[(ceil_div(count, tile["ROWS"]),)](
                 x, weight.contiguous(), None if bias is None else bias.contiguous(), output,
                 count, x.stride(0), **tile,
             )  # fmt: skip
@@ -229,10 +229,10 @@ def _backward(
     D, outputs = x.shape[-1], len(weight)
     tile = _tile(x, outputs, backward=True)
     count = x.shape[0] * x.shape[1]
-    blocks = triton.cdiv(D, tile["BD"])
-    tiles = triton.cdiv(count, tile["ROWS"])
-    each = max(1, triton.cdiv(tiles, max(1, PROGRAMS // blocks)))
-    programs = triton.cdiv(tiles, each)
+    blocks = ceil_div(D, tile["BD"])
+    tiles = ceil_div(count, tile["ROWS"])
+    each = max(1, ceil_div(tiles, max(1, PROGRAMS // blocks)))
+    programs = ceil_div(tiles, each)
     d_x = x.new_empty(x.shape)
     parts = partial_sums(programs, outputs * D + outputs, like=x)
     if programs:

@@ -8,13 +8,12 @@ from itertools import product
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.frac_gates.triton_kernels import gates_backward, gates_forward
 from fracdna_kernels.triton_rows import partial_sums, rows_of
-from fracdna_kernels.triton_support import types
+from fracdna_kernels.triton_support import ceil_div, padded_size, types
 
 ELEMENTS = 2048  # of a tile: with 128 threads, 128 rows of 16 modes give each thread one clock
 WARPS = 4
@@ -55,7 +54,7 @@ def _constants(
 ) -> dict[str, Any]:
     """What both kernels are compiled for."""
     heads, modes = read_logits.shape[-2:]
-    padded_heads, padded_modes = (triton.next_power_of_2(size) for size in (heads, modes))
+    padded_heads, padded_modes = (padded_size(size) for size in (heads, modes))
     names = ("DELTA_LOW", "DELTA_HIGH", "ALPHA_LOW", "ALPHA_HIGH", "LAM_LOW", "LAM_HIGH")
     return {
         "H": heads,
@@ -121,7 +120,7 @@ def _gates(
     outputs = _outputs(*inputs, *options)
     constants = _constants(delta, read_logits, *options)
     count = delta.shape[0] * delta.shape[1]
-    programs = triton.cdiv(count, constants["POSITIONS"])
+    programs = ceil_div(count, constants["POSITIONS"])
     if programs:
         placed, strides = _placed(*inputs)
         with torch.cuda.device_of(delta):
@@ -179,7 +178,7 @@ def _backward(
     *gradients, _ = _gradients(*incoming, *inputs, *options)
     constants = _constants(delta, read_logits, *options)
     count = delta.shape[0] * delta.shape[1]
-    programs = triton.cdiv(count, constants["POSITIONS"])
+    programs = ceil_div(count, constants["POSITIONS"])
     sums = partial_sums(programs, delta.shape[-1] + 2, like=delta)
     if programs:
         placed, strides = _placed(*inputs)

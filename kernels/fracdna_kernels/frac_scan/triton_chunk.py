@@ -14,7 +14,6 @@ from itertools import product
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
@@ -30,7 +29,7 @@ from fracdna_kernels.frac_scan.triton_kernels import (
 )
 from fracdna_kernels.frac_scan.triton_step import step, step_
 from fracdna_kernels.shapes import sequence_of
-from fracdna_kernels.triton_support import types
+from fracdna_kernels.triton_support import padded_size, types
 
 
 class _Pieces(NamedTuple):
@@ -59,7 +58,7 @@ class _Problem:
         self.exact = accumulator(values)
         self.types = types(values)
         self.kind = values.dtype
-        self.padded = {"M": self.M, "BM": max(16, triton.next_power_of_2(self.M))}
+        self.padded = {"M": self.M, "BM": max(16, padded_size(self.M))}
 
     @property
     def split(self) -> bool:

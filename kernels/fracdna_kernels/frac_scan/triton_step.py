@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from itertools import product
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
@@ -12,7 +11,7 @@ from torch.library import custom_op
 from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.forms import accumulator
 from fracdna_kernels.frac_scan.triton_kernels import step_kernel
-from fracdna_kernels.triton_support import types
+from fracdna_kernels.triton_support import padded_size, types
 
 WIDEST = 128  # value columns of a program
 
@@ -26,12 +25,12 @@ def _launch(
     N, _, H, V = values.shape
     M = log_tau.shape[0]
     output = torch.empty_like(values)
-    width = min(WIDEST, max(16, triton.next_power_of_2(V)))
+    width = min(WIDEST, max(16, padded_size(V)))
     blocks = -(-V // width)
     with torch.cuda.device_of(values):
         step_kernel[(N * H * blocks,)](
             values, write, read, u, log_tau, state, output, after, H, V, blocks, M=M,
-            BM=triton.next_power_of_2(M), BV=width, INITIAL=state is not None,
+            BM=padded_size(M), BV=width, INITIAL=state is not None,
             ACC=types(values)["ACC"], num_warps=4,
         )  # fmt: skip
     return output

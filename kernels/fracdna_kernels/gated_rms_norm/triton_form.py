@@ -24,7 +24,7 @@ from fracdna_kernels.triton_rows import (
     store_tile,
     wide_tile,
 )
-from fracdna_kernels.triton_support import types
+from fracdna_kernels.triton_support import ceil_div, types
 
 
 def gated_rms_norm_triton(
@@ -194,7 +194,7 @@ def _norm(
     """The output, and 1 / rms of each position and group."""
     output, rstd = _outputs(x, gate, weight, gate_bias, values, factor, order, group_size, eps)
     tile, groups = wide_tile(group_size), rstd.shape[-1]
-    programs = triton.cdiv(x.shape[0] * x.shape[1], tile["ROWS"]) * groups
+    programs = ceil_div(x.shape[0] * x.shape[1], tile["ROWS"]) * groups
     if programs:
         x, gate = rows_of(x), rows_of(gate)
         values = None if values is None else rows_of(values)
@@ -256,7 +256,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, gate and values (empty without), and sums (1 or 2, D) for the parameters."""
     tile, groups = looped_tile(group_size), rstd.shape[-1]
-    programs, each = share_tiles(triton.cdiv(x.shape[0] * x.shape[1], tile["ROWS"]), groups)
+    programs, each = share_tiles(ceil_div(x.shape[0] * x.shape[1], tile["ROWS"]), groups)
     d_x, d_gate = x.new_empty(x.shape), gate.new_empty(gate.shape)
     d_values = x.new_empty(0) if values is None else values.new_empty(values.shape)
     parts = partial_sums(2 - (values is None), programs, x.shape[-1], like=rstd)

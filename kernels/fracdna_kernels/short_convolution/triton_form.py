@@ -5,7 +5,6 @@ from itertools import product
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from fracdna_kernels.short_convolution.triton_kernels import (
     convolution_backward,
     convolution_forward,
 )
-from fracdna_kernels.triton_support import types
+from fracdna_kernels.triton_support import ceil_div, padded_size, types
 
 _CHANNELS = 256  # of a program: 512 bytes of a row in bfloat16
 _FORWARD_ROWS = 16  # of a program, which reads W - 1 more
@@ -55,7 +54,7 @@ def _forward(
     T, D = x.shape[1:]
     x, constants = _rows(x), _constants(x, weight, silu)
     rows = 1 if T == 1 else _FORWARD_ROWS
-    programs = _programs(x, cu_seqlens, rows) * triton.cdiv(D, constants["BD"])
+    programs = _programs(x, cu_seqlens, rows) * ceil_div(D, constants["BD"])
     if programs:
         with torch.cuda.device_of(x):
             convolution_forward[(programs,)](
@@ -99,7 +98,7 @@ def _backward(
     T, D = x.shape[1:]
     x, dy = _rows(x), _rows(torch.zeros_like(x) if dy is None else dy)
     constants = _constants(x, weight, silu)
-    columns = triton.cdiv(D, constants["BD"])
+    columns = ceil_div(D, constants["BD"])
     tiles = _tiles(T, len(x) * columns)
     programs = _programs(x, cu_seqlens, tiles * _BACKWARD_ROWS)
     sums = {"dtype": accumulator(x), "device": x.device}
@@ -169,7 +168,7 @@ def _programs(x: Tensor, cu_seqlens: Tensor | None, span: int) -> int:
     """Programs that have a place in every batch of these sizes; see the kernels' _place."""
     B, T = x.shape[:2]
     if cu_seqlens is None:
-        return B * max(triton.cdiv(T, span), 1)
+        return B * max(ceil_div(T, span), 1)
     return T // span + _sequences(x, cu_seqlens) + 2
 
 
@@ -178,8 +177,8 @@ def _tiles(length: int, rows: int) -> int:
     rows = max(rows, 1)
     spans = _SLOTS // rows
     if 4 * spans * rows < 3 * _SLOTS:
-        spans = triton.cdiv(4 * _SLOTS, rows)
-    return max(triton.cdiv(length, spans * _BACKWARD_ROWS), 1)
+        spans = ceil_div(4 * _SLOTS, rows)
+    return max(ceil_div(length, spans * _BACKWARD_ROWS), 1)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -197,9 +196,9 @@ def _constants(x: Tensor, weight: Tensor, silu: bool) -> dict[str, Any]:
     W = weight.shape[1]
     return {
         "W": W,
-        "WP": triton.next_power_of_2(W),
+        "WP": padded_size(W),
         "SILU": silu,
-        "BD": min(_CHANNELS, triton.next_power_of_2(max(x.shape[2], 1))),
+        "BD": min(_CHANNELS, padded_size(max(x.shape[2], 1))),
         "ACC": types(x)["ACC"],
         "INTERPRETED": interpreted(),
     }
