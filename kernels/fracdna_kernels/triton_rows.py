@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fracdna_kernels.forms import accumulator
 from fracdna_kernels.triton_support import ceil_div, padded_size
 
 PROGRAMS = 1024  # at most, where each leaves a row of partial sums: their traffic stays under 3 %
@@ -55,7 +56,7 @@ def share_tiles(tiles: int, columns: int = 1) -> tuple[int, int]:
 
 def partial_sums(*shape: int, like: Tensor) -> Tensor:
     """A buffer for what programs sum up, in the dtype of sums."""
-    exact = torch.float64 if like.dtype == torch.float64 else torch.float32
+    exact = accumulator(like)
     return torch.empty(shape, dtype=exact, device=like.device)
 
 

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fracdna_kernels.compilation import WIDTHS, Case, compile_case
+from fracdna_kernels.forms import accumulator
 from fracdna_kernels.triton_rows import (
     load_tile,
     looped_tile,
@@ -150,7 +151,7 @@ def _norm_outputs(
     x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Outputs before they are computed."""
-    exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+    exact = accumulator(x)
     normed = torch.empty(x.shape, dtype=out_dtype, device=x.device)
     return normed, torch.empty(x.shape[:-1], dtype=exact, device=x.device)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fracdna_kernels.compilation import Case, compile_case
+from fracdna_kernels.forms import accumulator
 from fracdna_kernels.frac_gates.triton_kernels import gates_backward, gates_forward
 from fracdna_kernels.triton_rows import partial_sums, rows_of
 from fracdna_kernels.triton_support import ceil_div, padded_size, types
@@ -145,7 +146,7 @@ def _outputs(
     bounds: list[float],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs before they are computed."""
-    exact = torch.float64 if delta.dtype == torch.float64 else torch.float32
+    exact = accumulator(delta)
     u = delta.new_empty(delta.shape, dtype=exact)
     return u, read_logits.new_empty(read_logits.shape), read_logits.new_empty(read_logits.shape)
 
@@ -209,7 +210,7 @@ def _gradients(
     bounds: list[float],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients before they are computed."""
-    exact = torch.float64 if delta.dtype == torch.float64 else torch.float32
+    exact = accumulator(delta)
     d_alpha = delta.new_empty(0) if alpha is None else alpha.new_empty(alpha.shape)
     return (
         delta.new_empty(delta.shape),

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
 
+from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.forms import accumulator
 from fracdna_kernels.frac_scan.launches import CHUNK as BT
 from fracdna_kernels.frac_scan.launches import default_segment, launch
@@ -298,42 +299,44 @@ def frac_scan_triton(
     return output, final
 
 
-def compile_cases() -> Iterator[tuple[object, dict, dict, dict]]:
-    """Every shipped kernel with its launch, for compilation without a device.
-
-    Yields:
-        kernel, types of its run-time arguments, compile-time arguments, compiler options.
-    """
-    for M, V, dtype in product((16, 32), (16, 64, 128, 256), (torch.bfloat16, torch.float32)):
-        name = "bf16" if dtype == torch.bfloat16 else "fp32"
+def compile_cases() -> Iterator[Case]:
+    """Every kernel at common sizes, each with its launch, for compilation without a device."""
+    dtypes = ((torch.bfloat16, "bf16"), (torch.float32, "fp32"))
+    for M, V, (dtype, name) in product((16, 32), (16, 64, 128, 256), dtypes):
         exact = {"ACC": tl.float32, "OPERAND": tl.bfloat16 if name == "bf16" else tl.float32}
-        for kernel, flags in _VARIANTS:
-            options = launch(kernel.fn.__name__.removesuffix("_kernel"), M, V, dtype)
-            warps, label = options.pop("num_warps"), f"{kernel.fn.__name__} M={M} V={V} {name}"
-            given = {"M": M, "BM": M, "BT": BT, "PACKED": False, "INITIAL": True}
-            given |= exact | options | flags
-            constants = {key: value for key, value in given.items() if key in kernel.arg_names}
-            rest = [key for key in kernel.arg_names if key not in constants]
-            signature = {key: _ARGUMENTS.get(key, "i32").format(name=name) for key in rest}
-            yield kernel, signature, constants, {
-                "num_warps": warps, "label": f"{label} {flags}", "divisible": ["V"],
+        for kernel, flags in _variants():
+            chosen = launch(kernel.fn.__name__.removesuffix("_kernel"), M, V, dtype)
+            sizes = {"M": M, "BM": M, "BT": BT}
+            yield compile_case(
+                kernel,
+                dict.fromkeys(_NARROW, name) | _EXACT,
+                sizes | exact | chosen | flags,
+                f"M={M} V={V} {name} {' '.join(key for key in flags if flags[key])}",
+                divisible=("V",),
                 # backward, and float32 without matrix units, keep more than the registers hold
-                "may_spill": kernel is gradient_kernel or name == "fp32",
-            }  # fmt: skip
+                may_spill=kernel is gradient_kernel or name == "fp32",
+            )
 
 
-_ARGUMENTS = (
-    dict.fromkeys(("values", "write", "read", "keys", "grad", "output"), "*{name}")
-    | dict.fromkeys(("grad_values", "grad_write", "grad_read", "states", "adjoints"), "*{name}")
-    | dict.fromkeys(("u", "grad_u", "log_tau", "initial", "starts", "ends", "final"), "*fp32")
-    | dict.fromkeys(("local", "advances"), "*fp32")
-    | {"table": "*i64", "first_piece": "*i64", "T": "i64"}
-)
-_VARIANTS = [
-    (output_kernel, {"SPLIT": False, "KEEP": False}),
-    (output_kernel, {"SPLIT": True, "KEEP": True}),
-    (sweep_kernel, {"REVERSE": False, "LOCAL": True, "SPLIT": False}),
-    (sweep_kernel, {"REVERSE": True, "LOCAL": False, "SPLIT": True}),
-    (carry_kernel, {"REVERSE": False}),
-    (gradient_kernel, {}),
-]
+_NARROW = (
+    "values", "write", "read", "keys", "grad", "output", "grad_values", "grad_write", "grad_read",
+    "states", "adjoints",
+)  # fmt: skip
+_EXACT = dict.fromkeys(
+    ("u", "grad_u", "log_tau", "initial", "starts", "ends", "final", "local", "advances"), "fp32"
+) | dict.fromkeys(("table", "first_piece"), "i64")
+
+
+def _variants() -> Iterator[tuple[object, dict[str, bool]]]:
+    """The kernels with the flags of the passes that launch them, plain and packed rows."""
+    for packed in (False, True):
+        rows = {"PACKED": packed, "INITIAL": not packed}
+        for keep in (False, True):
+            yield output_kernel, rows | {"KEEP": keep, "SPLIT": keep}
+        for reverse, local in product((False, True), repeat=2):
+            if reverse or local:  # the forward pass itself keeps the states of chunks
+                flags = {"REVERSE": reverse, "LOCAL": local, "SPLIT": not local}
+                yield sweep_kernel, rows | flags
+        for reverse in (False, True):
+            yield carry_kernel, rows | {"REVERSE": reverse}
+        yield gradient_kernel, rows

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fracdna_kernels.compilation import WIDTHS, Case, compile_case
+from fracdna_kernels.forms import accumulator
 from fracdna_kernels.triton_rows import (
     load_tile,
     looped_tile,
@@ -221,7 +222,7 @@ def _outputs(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Outputs before they are computed."""
-    exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+    exact = accumulator(x)
     shape = (*x.shape[:-1], x.shape[-1] // group_size)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return output, torch.empty(shape, dtype=exact, device=x.device)
