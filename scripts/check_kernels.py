@@ -113,7 +113,9 @@ class Code:
 
 def main() -> None:
     """Compiles, prints a line per case, exits with 1 if any fails."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(
+        description=f"{__doc__.splitlines()[0]} Takes several minutes on one core."
+    )
     parser.add_argument("--module", action="append", help="this module alone; may be repeated")
     arguments = parser.parse_args()
     # read when kernels are defined, and interpreted ones cannot be compiled
@@ -147,7 +149,12 @@ def modules(names: list[str] | None) -> Iterator[ModuleType]:
         found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
         names = [m.name for m in found if m.name.rpartition(".")[2].startswith("triton_")]
     for name in names:
-        yield importlib.import_module(name)
+        try:
+            yield importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise SystemExit(
+                f"--module {name}: {error}; names are like fracdna_kernels.frac_scan.triton_chunk"
+            ) from error
 
 
 def checked(case: Case) -> tuple[str, list[str]]:

@@ -103,7 +103,9 @@ def _output_path(config: DictConfig) -> Path:
             raise InputError(
                 f"output={output} is the {name}, which would be lost: name another file"
             )
-    if path.suffix not in _SUFFIXES or path.is_dir():
+    if path.is_dir():
+        raise InputError(f"output={output} is a folder: name a file in it: {output}/x.fa")
+    if path.suffix not in _SUFFIXES:
         raise InputError(f"output={output}: sequences are a FASTA file, name it so: x.fa")
     # the folder: the file itself is renamed into place, also over an older one
     check_writable(path.parent)
@@ -112,8 +114,7 @@ def _output_path(config: DictConfig) -> Path:
 
 def _write(job: _Job, made: Continuations) -> None:
     """One record a sequence, named after its prompt and numbered from 1."""
-    drawn = f"seed={job.options.seed} temperature={job.options.temperature}"
-    about = f"{drawn} model={model_hash(job.model)[:12]}"
+    about = f"{job.options.summary()} model={model_hash(job.model)[:12]}"
     with atomic_file(job.output) as path, path.open("w") as file:
         for prompt, sequences in zip(job.prompts, made.ids, strict=True):
             before = DNA.decode(np.asarray(prompt.ids[:])) if job.with_prompt else ""

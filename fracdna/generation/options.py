@@ -66,6 +66,14 @@ class GenerationOptions:
         """Ids of the letters that may be drawn."""
         return DNA.encode(self.letters).tolist()
 
+    def summary(self) -> str:
+        """What is needed to draw the same again, in the form of options."""
+        names = ("seed", "temperature", "top_k", "top_p", "letters", "precision")
+        given = {name: getattr(self, name) for name in names}
+        # a limit that is off has nothing to say
+        drawn = {k: v for k, v in given.items() if v is not None and (k, v) != ("top_p", 1)}
+        return " ".join(f"{name}={value}" for name, value in drawn.items())
+
     def describe(self) -> str:
         """How letters are drawn, in words."""
         if self.temperature == 0:

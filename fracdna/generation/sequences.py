@@ -16,6 +16,7 @@ from fracdna.generation.options import GenerationOptions
 from fracdna.generation.sampling import Noise
 from fracdna.model.heads import LanguageModel
 from fracdna.outcomes import NotFinite
+from fracdna_prep.errors import InputError
 from fracdna_prep.progress import progress_bar
 from fracdna_prep.vocabulary import DNA
 
@@ -108,7 +109,7 @@ def continue_sequences(
         InputError, NotFinite: as generate.
     """
     options.check()
-    made = Continuations(np.zeros((len(prompts), options.count, options.length), dtype=np.uint8))
+    made = Continuations(_room(len(prompts), options.count, options.length))
     # prompts of like length together: the shorter ones of a batch wait for the longest
     order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
     rows = [(prompt, sample) for prompt in order for sample in range(options.count)]
@@ -117,6 +118,21 @@ def continue_sequences(
             batch = rows[first : first + options.batch]
             _continue_batch(model, prompts, batch, options, made, advance or _ignore)
     return made
+
+
+def _room(prompts: int, count: int, length: int) -> np.ndarray:
+    """Places for all new bases, a byte each.
+
+    Raises:
+        InputError: they do not fit into memory.
+    """
+    try:
+        return np.zeros((prompts, count, length), dtype=np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise InputError(
+            f"{prompts:,} prompts x count={count} x length={length} are more bases than fit into "
+            "memory: ask for fewer"
+        ) from error
 
 
 def _continue_batch(

@@ -68,7 +68,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Language
     content = read_checkpoint(path)
     model = build_model(content["fracdna"]["model"])
     weights = content["state_dict"].items()
-    state = {name.removeprefix(PREFIX): w for name, w in weights if name.startswith(PREFIX)}
+    state = {name.removeprefix(PREFIX): w for name, w in weights if str(name).startswith(PREFIX)}
     try:
         model.load_state_dict(state)
     except RuntimeError as error:

@@ -81,6 +81,8 @@ class Report(list[Check]):
 
     def __str__(self) -> str:
         wrong = sum(not check.ok for check in self)
+        if all(check.refused for check in self):
+            return "\n".join([*map(str, self), "nothing can be checked on this device"])
         closing = f"{wrong} of {len(self)} FAILED" if wrong else f"all {len(self)} agree"
         return "\n".join([*map(str, self), closing])
 

@@ -43,7 +43,8 @@ def test_records_are_continued(generate, models, fasta, tmp_path, capsys):
     """Every record `count` times: what the Python door returns, with its origin in the header."""
     assert generate(f"prompt={fasta}", "length=90", "count=2", "seed=3", "temperature=0.8") == 0
     records = read(tmp_path / "out.fa")
-    about = f"seed=3 temperature=0.8 model={model_hash(models())[:12]}"
+    drawn = "seed=3 temperature=0.8 letters=ACGT precision=float32"
+    about = f"{drawn} model={model_hash(models())[:12]}"
     assert list(records) == [
         f"one_1 prompt=14 {about}", f"one_2 prompt=14 {about}",
         f"two_1 prompt=6 {about}", f"two_2 prompt=6 {about}",

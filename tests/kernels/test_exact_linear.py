@@ -180,3 +180,13 @@ def test_what_does_not_fit_is_refused():
         exact_linear(x, x.new_ones(65, 12), **FUSED)
     with pytest.raises(ValueError, match="form='chunk' does not exist"):
         exact_linear(x, x.new_ones(3, 12), form="chunk")
+
+
+@pytest.mark.parametrize("form", ["reference", "triton"])
+def test_a_tapped_input_without_gradient_stays_without(form):
+    x = torch.randn(1, 2, 4, device=DEVICE)
+    weight = torch.randn(3, 4, device=DEVICE, requires_grad=True)
+    same, y = exact_linear(x, weight, tap=True, form=form)
+    assert not same.requires_grad
+    y.sum().backward()
+    assert torch.allclose(weight.grad, x.sum((0, 1)).expand(3, 4), atol=1e-6)

@@ -394,3 +394,24 @@ def test_auto_takes_the_fused_form_on_a_device():
     tau = log_tau().float().cuda()
     fused, automatic = (frac_scan(**inputs, log_tau=tau, form=f)[0] for f in ("triton", "auto"))
     assert torch.equal(fused, automatic)
+
+
+def test_views_of_time_scales_and_sizes_of_nothing():
+    """A strided log_tau is read as it is; no head or no width gives what the other forms give."""
+    inputs = make(33, batch=1, heads=1, modes=4)
+    strided = log_tau(8)[::2]
+    expected, final = frac_scan(**inputs, log_tau=strided, form="reference")
+    tau = log_tau(8).to(DEVICE, EXACT)[::2]
+    output, state = frac_scan(**placed(inputs, EXACT), log_tau=tau, form="triton")
+    assert relative_error(output.cpu(), expected) < 2e-5
+    assert relative_error(state.cpu(), final) < 2e-5
+    one = {n: x if n == "initial_state" else x[:, :1] for n, x in inputs.items()}
+    expected, _ = frac_scan(**one, log_tau=strided, form="reference")
+    output, _ = frac_scan(**placed(one, EXACT), log_tau=tau, form="triton")
+    assert relative_error(output.cpu(), expected) < 2e-5
+    for size in ({"heads": 0}, {"width": 0}):
+        empty = placed(make(3, batch=1, modes=4, **size))
+        output, state = frac_scan(**empty, log_tau=tau.float(), form="triton")
+        assert output.numel() == state.numel() == 0
+    nothing = placed(make(0, batch=1, modes=4)) | {"initial_state": None}
+    assert frac_scan(**nothing, log_tau=tau.float(), form="triton")[1].dtype == torch.float32

@@ -336,3 +336,13 @@ def test_fused_form_says_why_it_cannot_run(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="needs a CUDA device, got cpu"):
         short_convolution(**make(5), form="triton")
+
+
+@pytest.mark.parametrize("form", ["reference", "chunk"])
+def test_what_is_not_finite_outside_the_bounds_reaches_no_gradient(form):
+    x = torch.randn(1, 5, 4, dtype=torch.float64)
+    x[:, 0], x[:, 3:] = torch.nan, torch.inf
+    weight = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    y, _ = short_convolution(x, weight, cu_seqlens=torch.tensor([1, 3]), form=form)
+    y.sum().backward()
+    assert weight.grad.isfinite().all()

@@ -283,7 +283,10 @@ class _Tapped(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """See exact_linear."""
         _save(ctx, (x, weight, bias), x)
-        return x.view_as(x), _linear(x, weight, bias)
+        same = x.view_as(x)
+        if not ctx.needs_input_grad[0]:
+            ctx.mark_non_differentiable(same)
+        return same, _linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, d_x: Tensor, d_output: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

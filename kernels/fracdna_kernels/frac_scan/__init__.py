@@ -74,6 +74,8 @@ def frac_scan(
         log_tau=(log_tau, "M"),
         initial_state=(initial_state, "NHMV"),
     )
+    if not values.is_floating_point():
+        raise ValueError(f"values needs a floating-point dtype, got {values.dtype}")
     check_packing(sizes["B"], sizes["T"], cu_seqlens, initial_state, values.device)
     check_exact(u=u, log_tau=log_tau, initial_state=initial_state)
     _check_options(segment_length, initial_state, inplace_state)

@@ -117,6 +117,11 @@ class _Problem:
         return self.pieces.count * self.H * blocks, arguments
 
 
+def _dense(*tensors: Tensor) -> list[Tensor]:
+    """Kernels step through memory by sizes alone."""
+    return [x.contiguous() for x in tensors]
+
+
 def _starts(
     problem: _Problem,
     keys: Tensor,
@@ -160,7 +165,7 @@ def forward(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, final state and, where kept, the states at the start of all chunks."""
-    values, write, read, u = (x.contiguous() for x in (values, write, read, u))
+    values, write, read, u, log_tau = _dense(values, write, read, u, log_tau)
     problem = _Problem(values, log_tau, cu_seqlens, segment)
     initial = None if initial_state is None else initial_state.contiguous()
     # rows that belong to no sequence are written by nobody
@@ -207,7 +212,7 @@ def backward(
     segment: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of values, write, read, u and the initial state."""
-    values, write, read, u = (x.contiguous() for x in (values, write, read, u))
+    values, write, read, u, log_tau = _dense(values, write, read, u, log_tau)
     problem = _Problem(values, log_tau, cu_seqlens, segment)
     grad = torch.zeros_like(values) if grad is None else grad.contiguous()
     closing = None if grad_final is None else grad_final.contiguous()
@@ -280,10 +285,11 @@ def frac_scan_triton(
     """All pieces at once, or one position; see frac_scan for shapes."""
     B, T, H, V = values.shape
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    if N == 0 or T == 0 or B == 0:
-        shape = (N, H, log_tau.shape[0], V)
-        empty = u.new_zeros(shape, dtype=accumulator(values))
-        return torch.zeros_like(values), empty if initial_state is None else initial_state.clone()
+    shape, exact = (N, H, log_tau.shape[0], V), accumulator(values)
+    if 0 in (T, B, *shape):
+        if initial_state is None:
+            return torch.zeros_like(values), u.new_zeros(shape, dtype=exact)
+        return torch.zeros_like(values), initial_state.to(exact, copy=True)
     inputs = (values, write, read, u, initial_state)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     if T == 1 and cu_seqlens is None and segment_length is None and not keep:

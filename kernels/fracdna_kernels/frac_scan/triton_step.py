@@ -21,7 +21,7 @@ def _launch(
     state: Tensor | None, after: Tensor,
 ) -> Tensor:  # fmt: skip
     """Write the state after the position to `after`, which may be `state`; returns the output."""
-    values, write, read, u = (x.contiguous() for x in (values, write, read, u))
+    values, write, read, u, log_tau = (x.contiguous() for x in (values, write, read, u, log_tau))
     N, _, H, V = values.shape
     M = log_tau.shape[0]
     output = torch.empty_like(values)

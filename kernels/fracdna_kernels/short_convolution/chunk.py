@@ -27,10 +27,12 @@ def short_convolution_chunk(
     count = bounds.shape[0] - 1
     if initial_state is None:
         initial_state = x.new_zeros(count, D, W - 1)
-    # one pool of rows to gather from: all positions, then each sequence's earlier inputs
-    pool = torch.cat([x[0].to(dtype), initial_state.to(dtype).mT.reshape(-1, D)])
     sequence = sequence_of(cu_seqlens, T)
     valid = (sequence < count)[:, None]
+    # one pool of rows to gather from: all positions, then each sequence's earlier inputs; what lies
+    # outside the bounds is left out before it is multiplied, since 0 times infinity is no number
+    inside = torch.where(valid, x[0].to(dtype), 0.0)
+    pool = torch.cat([inside, initial_state.to(dtype).mT.reshape(-1, D)])
     owner = sequence.clamp(max=max(count - 1, 0))
     position = torch.arange(T, device=x.device)
     y = pool.new_zeros(T, D) if bias is None else bias.to(dtype).expand(T, D)
