@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Style, then tests with coverage of the three packages: bash scripts/test.sh [pytest arguments]
+# TEST_WORKERS=8 runs more tests at once than two.
 # Paths among the arguments start at the repository. With arguments the share of lines reached is
 # shown; without any it is demanded too.
 set -euo pipefail
@@ -13,4 +14,5 @@ prepare_environment
 "$PYTHON" -m ruff format --check
 demand=()
 if (($# == 0)); then demand=(--cov-fail-under=90); fi
-exec "$PYTHON" -m pytest --cov --cov-report=term:skip-covered ${demand[@]+"${demand[@]}"} "$@"
+# two at a time: Triton's interpreter is Python, and one core would take twice as long
+exec "$PYTHON" -m pytest -n "${TEST_WORKERS:-2}" --cov --cov-report=term:skip-covered ${demand[@]+"${demand[@]}"} "$@"

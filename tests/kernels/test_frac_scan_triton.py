@@ -10,8 +10,8 @@ from scan_cases import BOUNDS, KINDS, LENGTHS, assert_same, log_tau, make, round
 from fracdna_kernels import frac_scan
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# float64 serves in the interpreter alone, where bfloat16 is not multiplied as on a device
-DTYPES = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float64, torch.float32]
+# bfloat16 is not multiplied in the interpreter as on a device
+DTYPES = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
 EXACT = torch.float64 if DEVICE == "cpu" else torch.float32
 ON_GPU = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 
@@ -44,7 +44,7 @@ def test_agrees_for_every_kind_of_clock(kind, dtype):
     check(make(70, batch=1, heads=1, kind=kind), dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[-1:], ids=str)
 @pytest.mark.parametrize(
     ("modes", "width", "heads"),
     [(8, 16, 1), (16, 40, 4), (32, 64, 3), (16, 96, 1), (8, 128, 2), (16, 256, 1), (12, 300, 1)],
