@@ -9,8 +9,7 @@ from typing import Any
 OPERATORS = {
     "frac_scan": "scan",
     "frac_gates": "gates",
-    "gated_rms_norm": "norms",
-    "add_rms_norm": "norms",
+    "rms_norm": "norms",  # gated_, add_, and the first of a model, which adds nothing
     "short_convolution": "convolution",
     "exact_linear": "products",
 }
