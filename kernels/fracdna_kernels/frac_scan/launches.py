@@ -47,8 +47,8 @@ def launch(kernel: str, M: int, V: int, dtype: torch.dtype) -> dict[str, int]:
         return {"BV": min(width, _EXACT_WIDTH), "num_warps": 4, "STAGES": 1}
     columns, warps, stages = _TUNED[kernel][min(width, WIDEST)]
     if M > 16:
-        # tiles of modes are twice as wide; of the output's, two warps cannot hold them
-        warps = max(4, 2 * warps) if kernel == "output" else 2 * warps
+        # tiles of modes are twice as wide; those of the output fit into no fewer warps
+        warps = (4 if columns < 128 else 8) if kernel == "output" else 2 * warps
     return {"BV": columns, "num_warps": warps, "STAGES": stages}
 
 
