@@ -104,7 +104,7 @@ def pooled_batches(
     flips = np.zeros(len(lengths), dtype=bool) if flipped is None else np.asarray(flipped, bool)
     passes = _Passes(model.backbone, options, advance or _ignore)
     done = np.zeros(len(lengths), dtype=bool)
-    with _evaluating(model):
+    with evaluating(model):
         for rows in batches(lengths, options.batch_bases, options.segment):
             vectors = passes.vectors([sequences[row] for row in rows], flips[rows])
             affected = rows[~np.isfinite(vectors).all(axis=1)]
@@ -243,7 +243,7 @@ def _first_affected(
 
 
 @contextlib.contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Evaluation mode inside the block; the caller's model is left as it was."""
     training = model.training
     model.eval()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fracdna.devices import choose_precision
-from fracdna.embedding.states import Ids
+from fracdna.embedding.states import Ids, evaluating
 from fracdna.generation.decoding import BLOCK, Decoder
 from fracdna.generation.options import GenerationOptions
 from fracdna.generation.sampling import Noise
@@ -167,17 +167,14 @@ def _continue_batch(
 @contextlib.contextmanager
 def _computing(model: LanguageModel, precision: str) -> Iterator[None]:
     """Evaluation in a precision, without gradients; the caller's model is left as it was."""
-    training, low = model.training, choose_precision(precision)
+    low = choose_precision(precision)
     device = model.backbone.embedding.weight.device.type
-    model.eval()
-    try:
-        with (
-            torch.inference_mode(),
-            torch.autocast(device, dtype=low, enabled=low != torch.float32),
-        ):
-            yield
-    finally:
-        model.train(training)
+    with (
+        evaluating(model),
+        torch.inference_mode(),
+        torch.autocast(device, dtype=low, enabled=low != torch.float32),
+    ):
+        yield
 
 
 def _ignore(bases: int) -> None:
