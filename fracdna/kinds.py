@@ -59,8 +59,8 @@ RANGES = {
     "batch_bases": (1, math.inf),
     "segment": (1, math.inf),
 }
-# left to Lightning, which takes several kinds for each
-FREE = ("trainer.devices", "trainer.strategy", "trainer.precision")
+# of several kinds: the first are left to Lightning, the last is checked where it is used
+FREE = ("trainer.devices", "trainer.strategy", "trainer.precision", "cuda_graphs")
 KINDS = {
     bool: "true or false",
     int: "a whole number",

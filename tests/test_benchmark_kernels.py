@@ -20,6 +20,7 @@ from kernel_benchmark import (
     floors,
     inputs,
     kernel_parts,
+    model,
     operators,
     peers,
     report,
@@ -29,6 +30,8 @@ from kernel_benchmark import (
 )
 from kernel_benchmark.inputs import Shape
 from kernel_benchmark.run import Run
+
+from fracdna_prep.errors import InputError
 
 SCRIPTS = Path(benchmark_kernels.__file__).parent
 
@@ -252,6 +255,52 @@ def test_a_kernel_is_counted_once():
     ]
     found = kernel_parts.times_by_part(events)
     assert {part: time for part, time in found.items() if time} == {"gates": 3.0, "other": 2.0}
+
+
+def test_training_steps_are_measured_with_and_without_graphs(monkeypatch):
+    """Side by side for every window; a mode that fails costs its own row alone."""
+
+    def row(run, window, mode):
+        if (window, mode) == (model.WINDOWS[0], "graphs"):
+            raise RuntimeError("no luck")
+        return {"ms": 1.0}
+
+    monkeypatch.setattr(model, "_step_row", row)
+    rows = list(model.step_rows(Run(copy_rate=4e12, quick=True), compiled=False))
+    short, long = model.WINDOWS[0], model.WINDOWS[-1]
+    assert rows == [
+        {"window": short, "mode": "eager", "ms": 1.0},
+        {"window": short, "mode": "graphs", "note": "RuntimeError: no luck"},
+        {"window": long, "mode": "eager", "ms": 1.0},
+        {"window": long, "mode": "graphs", "ms": 1.0},
+    ]
+    assert [r["mode"] for r in model.step_rows(Run(4e12), compiled=True)] == ["compiled"] * 4
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ),
+    ],
+)
+def test_a_measured_step_trains(monkeypatch, device):
+    """The loss falls on the one batch; from graphs alike, which a device without them refuses."""
+    monkeypatch.setattr(model, "BASES", 128)
+    losses = {}
+    for mode in ("eager", "graphs"):
+        torch.manual_seed(0)
+        _, step = model.training_step(64, mode, device)
+        if device == "cpu" and mode == "graphs":
+            with pytest.raises(InputError, match="cannot be recorded"):
+                step()
+        else:
+            losses[mode] = [float(step()) for _ in range(3)]
+    assert losses["eager"][-1] < losses["eager"][0]
+    assert losses.get("graphs", losses["eager"]) == pytest.approx(losses["eager"], rel=1e-4)
 
 
 def test_a_worker_out_of_time_keeps_its_rows(tmp_path):

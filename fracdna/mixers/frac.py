@@ -5,10 +5,9 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear as linear_map
 
 from fracdna.mixers.mixer import Mixer, Shared, convolution_tail, valid_positions
-from fracdna.model.layers import linear
+from fracdna.model.layers import linear, paired_linear
 from fracdna_kernels import exact_linear, frac_gates, frac_scan, gated_rms_norm, short_convolution
 from fracdna_kernels.frac_gates.reference import GAINS
 
@@ -169,9 +168,7 @@ class Frac(Mixer):
         if not torch.is_grad_enabled():
             # the whole weight, which autocast casts once and keeps for all positions of a decoder
             return self.in_projection(x).chunk(2, dim=-1)
-        # two maps: the gradient of one cut in half would have to be put together again
-        first, second = self.in_projection.weight.chunk(2)
-        return linear_map(x, first), linear_map(x, second)
+        return paired_linear(x, self.in_projection.weight)
 
     def gates(self, dynamics: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The clock and the routing of every position and head.

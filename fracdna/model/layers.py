@@ -1,5 +1,7 @@
 """Small layers shared by all models: norm, gated MLP, rotary angles, linear maps."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
@@ -41,6 +43,51 @@ def linear(inputs: int, outputs: int, *, bias: bool = False, std: float = 0.02) 
     if bias:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+def paired_linear(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Both halves of a linear map as tensors of their own, so that neither is cut out of the other.
+
+    The gradient of one output cut in half would have to be put together again, and that of an input
+    of two maps be added up; here the second product is added to the first as it is computed.
+
+    Args:
+        x: (..., inputs).
+        weight: (2 * outputs, inputs), without bias.
+
+    Returns:
+        Two tensors (..., outputs), in the dtype of autocast where that is on.
+    """
+    device = x.device.type
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        x, weight = x.to(dtype), weight.to(dtype)
+    return _PairedLinear.apply(x, weight)
+
+
+class _PairedLinear(torch.autograd.Function):
+    """See paired_linear."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, weight)
+        first, second = weight.chunk(2)
+        return x @ first.T, x @ second.T
+
+    @staticmethod
+    def backward(ctx: Any, of_first: Tensor, of_second: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        first, second = weight.chunk(2)
+        if torch.is_grad_enabled():  # second derivatives: nothing may be written in place
+            of_both = torch.cat([of_first, of_second], dim=-1)
+            rows = of_both.flatten(0, -2)
+            return of_both @ weight, rows.T @ x.flatten(0, -2)
+        of_first, of_second, rows = (y.flatten(0, -2) for y in (of_first, of_second, x))
+        of_x = (of_first @ first).addmm_(of_second, second)
+        of_weight = torch.empty_like(weight)
+        for half, gradient in zip(of_weight.chunk(2), (of_first, of_second), strict=True):
+            torch.mm(gradient.T, rows, out=half)
+        return of_x.view_as(x), of_weight
 
 
 def residual_std(num_layers: int, std: float = 0.02) -> float:

@@ -13,7 +13,32 @@ from fracdna.data.objectives import IGNORED, next_base
 from fracdna.evaluation.likelihood import TokenLikelihood, token_nll
 from fracdna.model.checkpoint import description
 from fracdna.model.heads import LanguageModel
+from fracdna.training.graphs import Pass
 from fracdna.training.optimizer import build_optimizer, warmup_cosine
+
+
+def batch_loss(
+    model: LanguageModel, soft_mask_weight: float, batch: Batch
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Nats of the counted bases, soft-masked ones weighed, over the positions of the batch.
+
+    Divided by positions, not by what is counted: a base weighs the same whichever batch or device
+    it falls to.
+
+    Args:
+        model: the network.
+        soft_mask_weight: weight of soft-masked bases, 0 to 1.
+        batch: ids (batch, length) and, where known, soft_mask (batch, length).
+
+    Returns:
+        The loss, the nats (batch, length) of all targets, unweighed, and the targets.
+    """
+    inputs, targets = next_base(batch["ids"])
+    nll = token_nll(model(inputs), targets)
+    weight = (targets != IGNORED).to(nll.dtype)
+    if "soft_mask" in batch:
+        weight = torch.where(batch["soft_mask"], soft_mask_weight * weight, weight)
+    return (nll * weight).mean(), nll, targets
 
 
 class LanguageModelling(pl.LightningModule):
@@ -28,6 +53,8 @@ class LanguageModelling(pl.LightningModule):
         final: factor on the learning rate at the end.
         soft_mask_weight: weight of soft-masked bases in the training loss, 0 to 1.
         recipe: plain values that a resumed run must repeat.
+        graphs: called with a pass and the parameters, gives a pass to use in its place
+            (fracdna.training.graphs.GraphedPass); None: the pass as it is.
     """
 
     def __init__(
@@ -41,12 +68,15 @@ class LanguageModelling(pl.LightningModule):
         final: float,
         soft_mask_weight: float = 1.0,
         recipe: dict[str, Any] | None = None,
+        graphs: Callable[..., Pass] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.build_optimizer = partial(build_optimizer, model, optimizer, weight_decay)
         self.factor = partial(warmup_cosine, steps=steps, warmup=warmup, final=final)
-        self.soft_mask_weight = soft_mask_weight
+        self.training_pass: Pass = partial(batch_loss, model, soft_mask_weight)
+        if graphs is not None:
+            self.training_pass = graphs(self.training_pass, model.parameters())
         self.recipe = recipe or {}
         self.training_likelihood = TokenLikelihood()
         # a resumed run's first row counts the steps before the interruption too
@@ -54,18 +84,10 @@ class LanguageModelling(pl.LightningModule):
         self.validation_likelihood = TokenLikelihood()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Nats of the counted bases, soft-masked ones weighed, over the positions of the batch.
-
-        Divided by positions, not by what is counted: a base weighs the same whichever batch or
-        device it falls to.
-        """
-        inputs, targets = next_base(batch["ids"])
-        nll = token_nll(self.model(inputs), targets)
+        """The loss of a batch; its nats are added to the training likelihood."""
+        loss, nll, targets = self.training_pass(batch)
         self.training_likelihood.update(nll, targets)
-        weight = (targets != IGNORED).to(nll.dtype)
-        if "soft_mask" in batch:
-            weight = torch.where(batch["soft_mask"], self.soft_mask_weight * weight, weight)
-        return (nll * weight).mean()
+        return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add a batch to the validation likelihood."""

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fracdna.evaluation.likelihood import bits_per_base, perplexity
 from fracdna.model.checkpoint import build_model, read_checkpoint
 from fracdna.outcomes import FINE, INTERRUPTED
 from fracdna.training.callbacks import BestCheckpoint, Interrupted, KeepLast, Monitor, RandomState
+from fracdna.training.graphs import GraphedPass, choose_graphs
 from fracdna.training.language_modelling import LanguageModelling
 from fracdna_kernels.fused import describe_kernels
 from fracdna_prep.errors import InputError
@@ -58,6 +60,7 @@ def train(config: DictConfig) -> int:
     pl.seed_everything(config.seed, workers=True, verbose=False)
     model = build_model(plain["model"])
     trainer, accumulate = _build_trainer(config, data, output, last)
+    graphs, about_graphs = choose_graphs(config.cuda_graphs, trainer.strategy, model)
     recipe = {
         "model": plain["model"],
         "data": data.identity() | {"batches_per_step": accumulate},
@@ -79,12 +82,14 @@ def train(config: DictConfig) -> int:
         final=config.schedule.final,
         soft_mask_weight=config.soft_mask_weight,
         recipe=recipe,
+        graphs=partial(GraphedPass, required=config.cuda_graphs is True) if graphs else None,
     )
     with contextlib.ExitStack() as stack:
         if trainer.is_global_zero:
             stack.enter_context(exclusive_lock(output / ".lock", wait=False))
             _write_configuration(output, plain)
             _announce(config, data, model, accumulate, resume, trainer.strategy.root_device)
+            print(f"CUDA graphs: {about_graphs}")
         return _fit(trainer, module, data, resume, last)
 
 

@@ -4,8 +4,12 @@ reference: the recurrence token by token, the ground truth      chunk: parallel 
 recurrent: the update for decoding                              triton: fused GPU kernels
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
+
+_AS_IT_IS = nullcontext()
 
 
 def choose_form(
@@ -44,6 +48,18 @@ def choose_form(
     if form == "triton" and not fused:
         raise ValueError(f"form='triton' cannot run: {refusal}")
     return form
+
+
+def without_autocast(form: str, x: Tensor) -> AbstractContextManager[object]:
+    """Keeps autocast from rounding what a form computes; kernels of Triton know of no autocast.
+
+    Args:
+        form: that is about to run.
+        x: one of its inputs.
+    """
+    if form == "triton" or not torch.is_autocast_enabled(x.device.type):
+        return _AS_IT_IS
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def check_exact(**tensors: Tensor | None) -> None:

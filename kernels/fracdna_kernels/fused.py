@@ -4,6 +4,7 @@ A form that is fused lives in a module named triton_*.py, which imports Triton a
 imported when it is first used: everything else works on a machine without Triton.
 """
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -30,28 +31,35 @@ def _missing_triton() -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
-def _capability(index: int) -> tuple[int, int]:
-    """Compute capability of a CUDA device."""
-    return torch.cuda.get_device_capability(index)
-
-
 def fused_refusal(x: Tensor) -> str | None:
     """Why the fused kernels cannot take a tensor's device and dtype; None: they can.
 
     float64 runs in the interpreter alone, where it serves to check gradients.
     """
+    if not x.is_cuda and x.device.type == "cpu" and interpreted():
+        known = x.dtype in (*DTYPES, torch.float64)
+        return _missing_triton() or (None if known else f"no kernel for {x.dtype}")
+    return _compiled_refusal(x.device, x.dtype)
+
+
+@torch.compiler.assume_constant_result
+def _compiled_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why compiled kernels cannot take tensors of a device and dtype, or None."""
+    return _found_refusal(device, dtype)
+
+
+@functools.cache
+def _found_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What _compiled_refusal says; asking the device takes longer than a launch."""
     missing = _missing_triton()
     if missing:
         return missing
-    if x.device.type == "cpu" and interpreted():
-        return None if x.dtype in (*DTYPES, torch.float64) else f"no kernel for {x.dtype}"
-    if x.device.type != "cuda":
-        return f"needs a CUDA device, got {x.device.type}; use form=auto"
-    major, minor = _capability(x.device.index or 0)
+    if device.type != "cuda":
+        return f"needs a CUDA device, got {device.type}; use form=auto"
+    major, minor = torch.cuda.get_device_capability(device)
     if torch.version.hip is not None or major not in CAPABILITIES:
         return f"written for compute capability 8.0 to 9.x, this device has {major}.{minor}"
-    return None if x.dtype in DTYPES else f"takes bfloat16 or float32, got {x.dtype}"
+    return None if dtype in DTYPES else f"takes bfloat16 or float32, got {dtype}"
 
 
 _LOADED: dict[str, list[Callable[..., Any]]] = {}
@@ -84,7 +92,8 @@ def lazily(module: str, name: str) -> Callable[..., Any]:
     slot = _LOADED.setdefault(f"{module}.{name}", [])
 
     def call(*args: Any, **options: Any) -> Any:
-        _load(module, name)
+        if torch.compiler.is_compiling() or not slot:
+            _load(module, name)
         return slot[0](*args, **options)
 
     call.__name__ = name

@@ -21,21 +21,23 @@ def check_shapes(**tensors: tuple[Tensor | None, str]) -> dict[str, int]:
         ValueError: a wrong number of axes, or a letter with two sizes; both shapes are shown.
     """
     sizes: dict[str, int] = {}
-    owner: dict[str, str] = {}
     for name, (tensor, letters) in tensors.items():
         if tensor is None:
             continue
-        shape = tuple(tensor.shape)
+        shape = tensor.shape
         if len(shape) != len(letters):
-            raise ValueError(f"{name} needs axes {tuple(letters)}, got shape {shape}")
+            raise ValueError(f"{name} needs axes {tuple(letters)}, got shape {tuple(shape)}")
         for letter, size in zip(letters, shape, strict=True):
             if sizes.setdefault(letter, size) != size:
-                other = owner[letter]
-                raise ValueError(
-                    f"axis {letter} is {size} in {name} {shape} but {sizes[letter]} in "
-                    f"{other} {tuple(tensors[other][0].shape)}"
+                other, first = next(
+                    (other, first)
+                    for other, (first, axes) in tensors.items()
+                    if first is not None and letter in axes
                 )
-            owner.setdefault(letter, name)
+                raise ValueError(
+                    f"axis {letter} is {size} in {name} {tuple(shape)} but {sizes[letter]} in "
+                    f"{other} {tuple(first.shape)}"
+                )
     return sizes
 
 

@@ -4,6 +4,8 @@ A gradient that sums over rows is summed tile by tile in each program, written t
 of a float32 buffer and added up in a fixed order: results do not depend on timing.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -15,12 +17,24 @@ from fracdna_kernels.triton_support import ceil_div, padded_size
 PROGRAMS = 1024  # at most, where each leaves a row of partial sums: their traffic stays under 3 %
 
 
-def rows_of(x: Tensor) -> Tensor:
-    """(..., D) as (rows, D) with adjacent channels; a copy only where strides leave no choice."""
+def rows_of(x: Tensor) -> tuple[Tensor, int]:
+    """Memory with the rows of (..., D), whose channels are adjacent, and the step between rows.
+
+    A copy only where strides leave no choice.
+    """
+    if x.is_contiguous():
+        return x, x.shape[-1]
     rows = x.flatten(0, -2)
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    return rows, rows.stride(0)
 
 
+def optional_rows(x: Tensor | None) -> tuple[Tensor | None, int]:
+    """As rows_of, of a tensor that may be missing."""
+    return (None, 0) if x is None else rows_of(x)
+
+
+@cache
 def wide_tile(width: int) -> dict[str, int]:
     """A tile of rows that a program takes at once: 8 to 16 elements a thread, all loads in flight.
 
@@ -34,6 +48,7 @@ def wide_tile(width: int) -> dict[str, int]:
     }
 
 
+@cache
 def looped_tile(width: int) -> dict[str, int]:
     """A tile of a loop that sums in registers: 8 elements a thread, the next tiles on the way.
 

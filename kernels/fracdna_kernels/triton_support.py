@@ -1,5 +1,8 @@
 """What the kernels of all operators are compiled with."""
 
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +13,9 @@ from fracdna_kernels.fused import interpreted
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
+INTERPRETED = interpreted()  # read when kernels are defined, as Triton does
+
+_AS_IT_IS = nullcontext()
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64}
 
 
@@ -23,13 +29,21 @@ def padded_size(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def types(x: Tensor) -> dict[str, tl.dtype]:
+@cache
+def types(dtype: torch.dtype) -> dict[str, tl.dtype]:
     """ACC, in which sums and states are kept, and OPERAND, to which factors of a dot are rounded.
 
     The interpreter multiplies the bits of bfloat16, so there its operands stay in ACC.
     """
-    exact = tl.float64 if x.dtype == torch.float64 else tl.float32
-    return {"ACC": exact, "OPERAND": exact if interpreted() else _TYPES[x.dtype]}
+    exact = tl.float64 if dtype == torch.float64 else tl.float32
+    return {"ACC": exact, "OPERAND": exact if INTERPRETED else _TYPES[dtype]}
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager[object]:
+    """Makes the device of a tensor, on which kernels are to run, the current one."""
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return _AS_IT_IS
+    return torch.cuda.device(x.get_device())
 
 
 @triton.jit

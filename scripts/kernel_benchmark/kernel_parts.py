@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-# an operator of fracdna_kernels, from the custom op that launched the kernel, to its part
+# an operator of fracdna_kernels, from the name of what launched the kernel, to its part
 OPERATORS = {
     "frac_scan": "scan",
     "frac_gates": "gates",
@@ -22,6 +22,9 @@ NAMES = (
 )
 PARTS = ("products", "scan", "gates", "norms", "convolution", "elementwise", "optimizer", "loss")
 OTHER = "other"
+# names of the host that the device's time line repeats over the kernels launched under them; direct
+# calls of our operators are annotated, while those through PyTorch's dispatcher are operators
+ANNOTATIONS = ("ProfilerStep", "Optimizer.", "fracdna::")
 # parts of a layer that are neither matrix products nor the scan
 OUTSIDE = ("gates", "norms", "convolution", "elementwise", OTHER)
 
@@ -63,7 +66,7 @@ def times_by_part(events: Iterable[Any]) -> dict[str, float]:
                 unclaimed[event.name] += event.time_range.elapsed_us()
             continue
         for kernel in event.kernels:
-            if kernel.name.startswith(("ProfilerStep", "Optimizer.")):
+            if kernel.name.startswith(ANNOTATIONS):
                 continue
             total[part_of(kernel.name, _callers(event))] += kernel.duration
             unclaimed[kernel.name] -= kernel.duration
@@ -75,8 +78,7 @@ def times_by_part(events: Iterable[Any]) -> dict[str, float]:
 
 def _annotation(event: Any) -> bool:
     """Whether an event of the device is the span of an annotation of the host."""
-    named = event.name.startswith(("ProfilerStep", "Optimizer."))
-    return named or bool(getattr(event, "is_user_annotation", False))
+    return event.name.startswith(ANNOTATIONS) or bool(getattr(event, "is_user_annotation", False))
 
 
 def _callers(event: Any) -> Iterable[str]:

@@ -1,11 +1,15 @@
 """A training step of dna_7m with FRAC, as `fracdna train experiment=dna_7m` takes it.
 
 Forward, loss, backward, clipping and AdamW in bfloat16 autocast on random bases, 65,536 bases a
-step in one batch, for several windows; the time of each part comes from torch.profiler. This part
-alone needs hydra-core, omegaconf, pyfaidx, biopython, pytorch-lightning and torchmetrics.
+step in one batch, for several windows: with the passes replayed from CUDA graphs, as training has
+them on one GPU, as Python launches them, and compiled. The time of each part comes from
+torch.profiler, which does not know what the kernels of a graph were launched for. This part alone
+needs hydra-core, omegaconf, pyfaidx, biopython, pytorch-lightning and torchmetrics.
 """
 
+import gc
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +29,7 @@ Step = Callable[[], Any]
 
 
 def model_rows(run: Run, script: str) -> Iterator[Row]:
-    """All windows as Python runs them, then compiled, in a process with a time limit."""
+    """All windows eager and from graphs, then compiled, in a process with a time limit."""
     try:
         import fracdna.training.language_modelling  # noqa: F401
     except ImportError as error:
@@ -44,37 +48,44 @@ def model_rows(run: Run, script: str) -> Iterator[Row]:
 
 
 def step_rows(run: Run, compiled: bool) -> Iterator[Row]:
-    """One row per window."""
+    """One row per window and mode."""
     for window in (WINDOWS[0], WINDOWS[-1]) if run.quick else WINDOWS:
-        row: Row = {"window": window, "mode": "compiled" if compiled else "eager"}
-        torch.compiler.reset()
-        try:
-            yield row | _step_row(run, window, compiled)
-        except Exception as error:  # of a compiler, say: the other windows are still measured
-            yield row | {"note": reason(error)}
-        torch.cuda.empty_cache()
+        for mode in ("compiled",) if compiled else ("eager", "graphs"):
+            row: Row = {"window": window, "mode": mode}
+            torch.compiler.reset()
+            try:
+                yield row | _step_row(run, window, mode)
+            except Exception as error:  # of a compiler, say: the other rows are still measured
+                yield row | {"note": reason(error)}
+            gc.collect()  # a model holds itself in circles, and its graphs their memory
+            torch.cuda.empty_cache()
 
 
-def _step_row(run: Run, window: int, compiled: bool) -> Row:
-    """Time, memory and parts of a step."""
+def _step_row(run: Run, window: int, mode: str) -> Row:
+    """Time, memory and, but for graphs, parts of a step."""
     torch.manual_seed(0)
-    model, step = training_step(window, compiled)
+    model, step = training_step(window, mode)
     for _ in range(3):  # the first allocates the optimizer's state
         step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     step()
     torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() / 2**30
+    # what a graph works on between its buffers is reserved for it, and counts nowhere else
+    peak = torch.cuda.max_memory_reserved if mode == "graphs" else torch.cuda.max_memory_allocated
+    row = {"peak GiB": peak() / 2**30}
     timing = measure([step], run.budget_s, graphs=False)
     parts = profiled(step)
+    row = {**timing.row(), "Mbases/s": BASES / timing.ms / 1e3, **row}
+    row["kernels ms"] = sum(parts.values())
+    return row if mode == "graphs" else row | _part_columns(model, parts, run.copy_rate)
+
+
+def _part_columns(model: nn.Module, parts: dict[str, float], copy_rate: float) -> Row:
+    """Milliseconds of each part, and of those outside products and scan beside their floor."""
     outside = sum(parts[name] for name in OUTSIDE)
-    floor = floor_bytes(model) / run.copy_rate * 1e3
+    floor = floor_bytes(model) / copy_rate * 1e3
     return {
-        **timing.row(),
-        "Mbases/s": BASES / timing.ms / 1e3,
-        "peak GiB": peak,
-        "kernels ms": sum(parts.values()),
         **{f"{name} ms": time for name, time in parts.items()},
         "outside ms": outside,
         "outside floor ms": floor,
@@ -84,13 +95,20 @@ def _step_row(run: Run, window: int, compiled: bool) -> Row:
     }
 
 
-def training_step(window: int, compiled: bool) -> tuple[nn.Module, Step]:
-    """The model and a step on a batch of windows of random bases."""
+def training_step(window: int, mode: str, device: str = "cuda") -> tuple[nn.Module, Step]:
+    """The model and a step on a batch of windows of random bases.
+
+    Args:
+        window: bases of a window.
+        mode: "eager", "graphs" or "compiled".
+        device: where it runs.
+    """
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
 
     from fracdna.configuration import compose_configuration
     from fracdna.model.checkpoint import build_model
+    from fracdna.training.graphs import GraphedPass
     from fracdna.training.language_modelling import LanguageModelling
     from fracdna_prep.vocabulary import DNA
 
@@ -104,20 +122,22 @@ def training_step(window: int, compiled: bool) -> tuple[nn.Module, Step]:
         warmup=config.schedule.warmup,
         final=config.schedule.final,
         soft_mask_weight=config.soft_mask_weight,
-    ).cuda()
+        graphs=partial(GraphedPass, required=True) if mode == "graphs" else None,
+    ).to(device)
     optimizer = module.configure_optimizers()["optimizer"]
-    if compiled:
+    if mode == "compiled":
         model.compile(dynamic=False)
-    bases = torch.tensor(sorted(DNA.bases), device="cuda")
-    ids = bases[torch.randint(len(bases), (BASES // window, window), device="cuda")]
+    bases = torch.tensor(sorted(DNA.bases), device=device)
+    ids = bases[torch.randint(len(bases), (BASES // window, window), device=device)]
 
     def step() -> Tensor:
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16):
             loss = module.training_step({"ids": ids}, 0)
+        # between the passes, as Lightning does it
+        optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), config.trainer.gradient_clip_val)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     return model, step

@@ -223,7 +223,7 @@ def test_fused_gates_are_operators_of_pytorch():
     leaves, log_tau = layer_inputs(heads=2, modes=4, batch=1, length=3)
     inputs = list(arguments(leaves, log_tau).values())
     bounds = [1e-4, 1.0, 0.1, 0.9, 0.25, 4.0]
-    torch.library.opcheck(triton_form._gates, (*inputs, "dc", True, True, bounds))
+    torch.library.opcheck(triton_form._gates.registered, (*inputs, "dc", True, True, bounds))
     call = lambda *x: frac_gates(**arguments(x, log_tau), **FUSED)  # noqa: E731
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     outputs = compiled(*leaves)

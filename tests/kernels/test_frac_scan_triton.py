@@ -125,12 +125,13 @@ def test_operators_are_registered_as_pytorch_expects(packed):
     bounds = torch.tensor([0, 33, 40], device=DEVICE) if packed else None
     tensors = (*inputs.values(), tau)
     leaves = [x.clone().requires_grad_() for x in inputs.values()]
-    torch.library.opcheck(forward, (*leaves, tau, state, bounds, 32, True))
+    torch.library.opcheck(forward.registered, (*leaves, tau, state, bounds, 32, True))
     output, final, states = forward(*tensors, state, bounds, 32, True)
-    torch.library.opcheck(backward, (output, final, *tensors, state, bounds, states, 32))
+    given = output, final, *tensors, state, bounds, states, 32
+    torch.library.opcheck(backward.registered, given)
     one = [x[:, :1].contiguous() for x in inputs.values()]
-    torch.library.opcheck(step, (*one, tau, state[:1]))
-    torch.library.opcheck(step_, (*one, tau, state[:1].clone()))
+    torch.library.opcheck(step.registered, (*one, tau, state[:1]))
+    torch.library.opcheck(step_.registered, (*one, tau, state[:1].clone()))
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -194,9 +194,10 @@ def test_fused_norms_are_operators_of_pytorch():
     from fracdna_kernels.gated_rms_norm import triton_form as gated
 
     x, y, z, weight = (*(leaf(1, 3, 8) for _ in range(3)), leaf(8))
-    torch.library.opcheck(add._add_norm, (x, y, weight, 1e-6, torch.float32))
-    torch.library.opcheck(add._norm, (x, weight, 1e-6, torch.float32))
-    torch.library.opcheck(gated._norm, (x, y, weight, 0.0, z, weight, "gate_first", 8, 1e-6))
+    options = 0.0, z, weight, "gate_first", 8, 1e-6
+    torch.library.opcheck(add._add_norm.registered, (x, y, weight, 1e-6, torch.float32))
+    torch.library.opcheck(add._norm.registered, (x, weight, 1e-6, torch.float32))
+    torch.library.opcheck(gated._norm.registered, (x, y, weight, *options))
 
     def call(x, y, z, weight):
         normed, stream = add_rms_norm(x, y, weight, **FUSED)

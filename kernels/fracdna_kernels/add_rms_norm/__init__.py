@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fracdna_kernels.add_rms_norm.reference import add_rms_norm_reference
-from fracdna_kernels.forms import choose_form
+from fracdna_kernels.forms import choose_form, without_autocast
 from fracdna_kernels.fused import lazily
 from fracdna_kernels.rows import rows_refusal
 from fracdna_kernels.shapes import check_shapes
@@ -47,7 +47,7 @@ def add_rms_norm(
     refusal = rows_refusal(x.shape[-1], *inputs)
     chosen = choose_form(form, tuple(FORMS), x.shape[1], inputs, refusal=refusal)
     dtype = out_dtype or _dtype_for_the_next_layer(x)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(chosen, x):
         return FORMS[chosen](x, residual, weight, eps, dtype)
 
 

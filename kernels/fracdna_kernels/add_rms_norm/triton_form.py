@@ -14,16 +14,18 @@ from torch import Tensor
 
 from fracdna_kernels.compilation import WIDTHS, Case, compile_case
 from fracdna_kernels.forms import accumulator
+from fracdna_kernels.registration import operator
 from fracdna_kernels.triton_rows import (
     load_tile,
     looped_tile,
+    optional_rows,
     partial_sums,
     rows_of,
     share_tiles,
     store_tile,
     wide_tile,
 )
-from fracdna_kernels.triton_support import ceil_div, types
+from fracdna_kernels.triton_support import ceil_div, on_device_of, types
 
 
 def add_rms_norm_triton(
@@ -118,7 +120,7 @@ def _backward_kernel(
     tl.store(d_weight + place, tl.sum(total, axis=0), mask=column < D)
 
 
-@torch.library.custom_op("fracdna::add_rms_norm", mutates_args=())
+@operator("add_rms_norm")
 def _add_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,10 +137,10 @@ def _outputs(
     """Outputs before they are computed."""
     normed, rstd = _norm_outputs(x, weight, eps, out_dtype)
     wider = torch.promote_types(x.dtype, residual.dtype)
-    return normed, torch.empty(x.shape, dtype=wider, device=x.device), rstd
+    return normed, torch.empty_like(normed, dtype=wider), rstd
 
 
-@torch.library.custom_op("fracdna::rms_norm", mutates_args=())
+@operator("rms_norm")
 def _norm(x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Normed, and 1 / rms of each row."""
     normed, rstd = _norm_outputs(x, weight, eps, out_dtype)
@@ -151,9 +153,9 @@ def _norm_outputs(
     x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Outputs before they are computed."""
-    exact = accumulator(x)
-    normed = torch.empty(x.shape, dtype=out_dtype, device=x.device)
-    return normed, torch.empty(x.shape[:-1], dtype=exact, device=x.device)
+    normed = torch.empty_like(x, dtype=out_dtype, memory_format=torch.contiguous_format)
+    batch, length, _ = x.shape
+    return normed, torch.empty((batch, length), dtype=accumulator(x), device=x.device)
 
 
 def _launch(
@@ -170,17 +172,16 @@ def _launch(
     programs = ceil_div(rstd.numel(), tile["ROWS"])
     if not programs or not width:
         return
-    x = rows_of(x)
-    residual = None if residual is None else rows_of(residual)
-    with torch.cuda.device_of(x):
+    x, x_stride = rows_of(x)
+    residual, residual_stride = optional_rows(residual)
+    with on_device_of(x):
         _forward_kernel[(programs,)](
             x, residual, weight.contiguous(), normed, stream, rstd, rstd.numel(),
-            x.stride(0), 0 if residual is None else residual.stride(0),
-            D=width, EPS=eps, ACC=types(rstd)["ACC"], **tile,
+            x_stride, residual_stride, D=width, EPS=eps, ACC=types(rstd.dtype)["ACC"], **tile,
         )  # fmt: skip
 
 
-@torch.library.custom_op("fracdna::add_rms_norm_backward", mutates_args=())
+@operator("add_rms_norm_backward")
 def _backward(
     stream: Tensor,
     weight: Tensor,
@@ -191,21 +192,20 @@ def _backward(
     residual_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of the residual (empty where it is the same tensor) and of the weight."""
-    d_x, d_residual, _ = _gradients(
-        stream, weight, rstd, d_normed, d_stream, x_dtype, residual_dtype
-    )
+    d_x, d_residual = _streams(stream, x_dtype, residual_dtype)
     width, tile = stream.shape[-1], looped_tile(stream.shape[-1])
     programs, each = share_tiles(ceil_div(rstd.numel(), tile["ROWS"]))
     parts = partial_sums(programs, width, like=rstd)
     if programs and width:
-        stream, d_normed = rows_of(stream), rows_of(d_normed)
-        d_stream = None if d_stream is None else rows_of(d_stream)
-        with torch.cuda.device_of(stream):
+        stream, stream_stride = rows_of(stream)
+        d_normed, d_normed_stride = rows_of(d_normed)
+        d_stream, d_stream_stride = optional_rows(d_stream)
+        with on_device_of(stream):
             _backward_kernel[(programs,)](
                 stream, weight.contiguous(), rstd, d_normed, d_stream,
                 d_x, d_residual if len(d_residual) else None, parts, rstd.numel(), each,
-                stream.stride(0), d_normed.stride(0), 0 if d_stream is None else d_stream.stride(0),
-                D=width, ACC=types(rstd)["ACC"], **tile,
+                stream_stride, d_normed_stride, d_stream_stride,
+                D=width, ACC=types(rstd.dtype)["ACC"], **tile,
             )  # fmt: skip
     return d_x, d_residual, parts.sum(0).to(weight.dtype)
 
@@ -221,10 +221,18 @@ def _gradients(
     residual_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients before they are computed."""
-    d_x = torch.empty(stream.shape, dtype=x_dtype, device=stream.device)
-    shape = (0,) if residual_dtype == x_dtype else stream.shape
-    d_residual = torch.empty(shape, dtype=residual_dtype, device=stream.device)
-    return d_x, d_residual, torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    return *_streams(stream, x_dtype, residual_dtype), d_weight
+
+
+def _streams(
+    stream: Tensor, x_dtype: torch.dtype, residual_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x and, where its dtype differs, of the residual, before they are computed."""
+    d_x = torch.empty_like(stream, dtype=x_dtype, memory_format=torch.contiguous_format)
+    if residual_dtype == x_dtype:
+        return d_x, d_x.new_empty(0, dtype=residual_dtype)
+    return d_x, torch.empty_like(d_x, dtype=residual_dtype)
 
 
 def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -260,8 +268,8 @@ def _norm_gradients(ctx: Any, d_normed: Tensor | None, _: Any) -> Any:
     """For x, weight, eps and out_dtype."""
     if d_normed is None:
         return (None,) * 4
-    x = ctx.saved_tensors[0]
-    d_x, _, d_weight = _backward(*ctx.saved_tensors, d_normed, None, x.dtype, x.dtype)
+    x, weight, rstd = ctx.saved_tensors
+    d_x, _, d_weight = _backward(x, weight, rstd, d_normed, None, x.dtype, x.dtype)
     return d_x, d_weight, None, None
 
 

@@ -1,10 +1,9 @@
 """A narrow linear map of bfloat16 rows in full precision."""
 
-import torch
 from torch import Tensor
 
 from fracdna_kernels.exact_linear.reference import exact_linear_reference
-from fracdna_kernels.forms import choose_form
+from fracdna_kernels.forms import choose_form, without_autocast
 from fracdna_kernels.fused import fused_refusal, lazily
 from fracdna_kernels.shapes import check_shapes
 
@@ -45,7 +44,7 @@ def exact_linear(
     inputs = tuple(tensor for tensor in (x, weight, bias) if tensor is not None)
     refusal = _refusal(sizes["O"], inputs)
     chosen = choose_form(form, tuple(FORMS), sizes["T"], inputs, refusal=refusal)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(chosen, x):
         return FORMS[chosen](x, weight, bias, tap)
 
 

@@ -10,6 +10,7 @@ T positions   D channels   OUTPUTS of the map   BO, BD, ROWS padded tile sizes
 """
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,8 +19,15 @@ import triton.language as tl
 from torch import Tensor
 
 from fracdna_kernels.forms import accumulator
-from fracdna_kernels.triton_rows import load_tile, partial_sums, rows_of, store_tile
-from fracdna_kernels.triton_support import ceil_div, padded_size, product, types
+from fracdna_kernels.registration import operator
+from fracdna_kernels.triton_rows import (
+    load_tile,
+    optional_rows,
+    partial_sums,
+    rows_of,
+    store_tile,
+)
+from fracdna_kernels.triton_support import ceil_div, on_device_of, padded_size, product, types
 
 PROGRAMS = 528  # at most, of the backward: four on each multiprocessor of an H200
 
@@ -28,7 +36,11 @@ def exact_linear_triton(
     x: Tensor, weight: Tensor, bias: Tensor | None, tap: bool
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See exact_linear for shapes and meaning."""
-    return _Tapped.apply(x, weight, bias) if tap else _linear(x, weight, bias)
+    if not tap:
+        return _linear(x, weight, bias)
+    if not torch.is_grad_enabled():  # no gradient will come back
+        return x, _linear(x, weight, bias)
+    return _Tapped.apply(x, weight, bias)
 
 
 @triton.jit
@@ -170,10 +182,11 @@ def _backward_kernel(
         tl.store(sums + OUTPUTS * D + o, tl.sum(d_bias, axis=0), mask=o < OUTPUTS)
 
 
-def _tile(x: Tensor, outputs: int, *, backward: bool) -> dict[str, Any]:
+@cache
+def _tile(D: int, outputs: int, dtype: torch.dtype, *, backward: bool) -> dict[str, Any]:
     """Tile sizes, compile-time types and launch options of a kernel."""
-    D, half = x.shape[-1], x.dtype == torch.bfloat16
-    constants = _launch(D, outputs, half, backward) | types(x)
+    half = dtype == torch.bfloat16
+    constants = _launch(D, outputs, half, backward) | types(dtype)
     return constants | {"D": D, "OUTPUTS": outputs, "CUT": half}
 
 
@@ -198,18 +211,18 @@ def _launch(D: int, outputs: int, half: bool, backward: bool) -> dict[str, int]:
     return options
 
 
-@torch.library.custom_op("fracdna::exact_linear", mutates_args=())
+@operator("exact_linear")
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The output."""
     output = _output(x, weight, bias)
-    tile = _tile(x, len(weight), backward=False)
+    tile = _tile(x.shape[-1], len(weight), x.dtype, backward=False)
     count = x.shape[0] * x.shape[1]
     if count:
-        x = rows_of(x)
-        with torch.cuda.device_of(x):
+        x, x_stride = rows_of(x)
+        with on_device_of(x):
             _forward_kernel[(ceil_div(count, tile["ROWS"]),)](
                 x, weight.contiguous(), None if bias is None else bias.contiguous(), output,
-                count, x.stride(0), **tile,
+                count, x_stride, **tile,
             )  # fmt: skip
     return output
 
@@ -217,31 +230,32 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @_linear.register_fake
 def _output(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The output before it is computed."""
-    shape = (*x.shape[:-1], weight.shape[0])
+    batch, length, _ = x.shape
+    shape = (batch, length, weight.shape[0])
     return torch.empty(shape, dtype=accumulator(x), device=x.device)
 
 
-@torch.library.custom_op("fracdna::exact_linear_backward", mutates_args=())
+@operator("exact_linear_backward")
 def _backward(
     d_output: Tensor, d_other: Tensor | None, x: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradient of x, d_other included, and the sums for weight and bias in one vector."""
     D, outputs = x.shape[-1], len(weight)
-    tile = _tile(x, outputs, backward=True)
+    tile = _tile(D, outputs, x.dtype, backward=True)
     count = x.shape[0] * x.shape[1]
     blocks = ceil_div(D, tile["BD"])
     tiles = ceil_div(count, tile["ROWS"])
     each = max(1, ceil_div(tiles, max(1, PROGRAMS // blocks)))
     programs = ceil_div(tiles, each)
-    d_x = x.new_empty(x.shape)
+    d_x = torch.empty_like(x, memory_format=torch.contiguous_format)
     parts = partial_sums(programs, outputs * D + outputs, like=x)
     if programs:
-        x = rows_of(x)
-        d_other = None if d_other is None else rows_of(d_other)
-        with torch.cuda.device_of(x):
+        x, x_stride = rows_of(x)
+        d_other, other_stride = optional_rows(d_other)
+        with on_device_of(x):
             _backward_kernel[(programs * blocks,)](
                 d_output.contiguous(), d_other, x, weight.contiguous(), d_x, parts, count, each,
-                0 if d_other is None else d_other.stride(0), x.stride(0), **tile,
+                other_stride, x_stride, **tile,
             )  # fmt: skip
     return d_x, parts.sum(0)
 
@@ -252,7 +266,8 @@ def _gradients(
 ) -> tuple[Tensor, Tensor]:
     """Gradients before they are computed."""
     sums = weight.numel() + weight.shape[0]
-    return x.new_empty(x.shape), x.new_empty(sums, dtype=accumulator(x))
+    d_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return d_x, x.new_empty(sums, dtype=accumulator(x))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

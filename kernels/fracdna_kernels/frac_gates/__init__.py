@@ -1,9 +1,8 @@
 """FRAC's clock and its read and write weights."""
 
-import torch
 from torch import Tensor
 
-from fracdna_kernels.forms import choose_form
+from fracdna_kernels.forms import choose_form, without_autocast
 from fracdna_kernels.frac_gates.reference import GAINS, frac_gates_reference
 from fracdna_kernels.fused import fused_refusal, lazily
 from fracdna_kernels.shapes import check_shapes
@@ -80,7 +79,7 @@ def frac_gates(
     inputs = (delta, lam, read_logits, write_logits)
     refusal = _refusal(*inputs, log_tau=log_tau)
     chosen = choose_form(form, tuple(FORMS), delta.shape[1], inputs, refusal=refusal)
-    with torch.autocast(delta.device.type, enabled=False):
+    with without_autocast(chosen, delta):
         return FORMS[chosen](
             delta, alpha, lam, read_logits, write_logits, log_tau, dt_bias, read_gain, write_gain,
             gain, read_prior, write_prior, delta_range, alpha_range, lam_range,

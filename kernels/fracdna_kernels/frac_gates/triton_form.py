@@ -4,6 +4,7 @@ Only the inputs are saved for the backward pass, which computes everything again
 """
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch import Tensor
 from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.forms import accumulator
 from fracdna_kernels.frac_gates.triton_kernels import gates_backward, gates_forward
-from fracdna_kernels.triton_rows import partial_sums, rows_of
-from fracdna_kernels.triton_support import ceil_div, padded_size, types
+from fracdna_kernels.registration import operator
+from fracdna_kernels.triton_rows import optional_rows, partial_sums, rows_of
+from fracdna_kernels.triton_support import ceil_div, on_device_of, padded_size, types
 
 ELEMENTS = 2048  # of a tile: with 128 threads, 128 rows of 16 modes give each thread one clock
 WARPS = 4
@@ -55,6 +57,20 @@ def _constants(
 ) -> dict[str, Any]:
     """What both kernels are compiled for."""
     heads, modes = read_logits.shape[-2:]
+    return _sized(heads, modes, delta.dtype, gain, read_prior, write_prior, *bounds)
+
+
+@cache
+def _sized(
+    heads: int,
+    modes: int,
+    dtype: torch.dtype,
+    gain: str,
+    read_prior: bool,
+    write_prior: bool,
+    *bounds: float,
+) -> dict[str, Any]:
+    """As _constants, of sizes and options."""
     padded_heads, padded_modes = (padded_size(size) for size in (heads, modes))
     names = ("DELTA_LOW", "DELTA_HIGH", "ALPHA_LOW", "ALPHA_HIGH", "LAM_LOW", "LAM_HIGH")
     return {
@@ -66,7 +82,7 @@ def _constants(
         "ZOH": gain == "zoh",
         "READ_PRIOR": read_prior,
         "WRITE_PRIOR": write_prior,
-        "ACC": types(delta)["ACC"],
+        "ACC": types(dtype)["ACC"],
         "num_warps": WARPS,
         **dict(zip(names, bounds, strict=True)),
     }
@@ -84,20 +100,20 @@ def _placed(
     write_gain: Tensor,
 ) -> tuple[list[Any], list[int]]:
     """The inputs as rows of positions, and the strides between those."""
-    clock = [None if x is None else rows_of(x) for x in (delta, alpha, lam)]
-    logits = [rows_of(x.flatten(2)) for x in (read_logits, write_logits)]
-    strides = [0 if x is None else x.stride(0) for x in (*clock, *logits)]
-    return [
-        *clock,
-        *logits,
-        log_tau.contiguous(),
-        dt_bias.contiguous(),
-        read_gain,
-        write_gain,
-    ], strides
+    streams = [optional_rows(x) for x in (delta, alpha, lam)]
+    streams += [_logit_rows(x) for x in (read_logits, write_logits)]
+    rows, strides = zip(*streams, strict=True)
+    return [*rows, log_tau.contiguous(), dt_bias.contiguous(), read_gain, write_gain], [*strides]
 
 
-@torch.library.custom_op("fracdna::frac_gates", mutates_args=())
+def _logit_rows(logits: Tensor) -> tuple[Tensor, int]:
+    """As rows_of: those of all heads and modes of a position."""
+    if logits.is_contiguous():
+        return logits, logits.shape[-2] * logits.shape[-1]
+    return rows_of(logits.flatten(2))
+
+
+@operator("frac_gates")
 def _gates(
     delta: Tensor,
     alpha: Tensor | None,
@@ -124,7 +140,7 @@ def _gates(
     programs = ceil_div(count, constants["POSITIONS"])
     if programs:
         placed, strides = _placed(*inputs)
-        with torch.cuda.device_of(delta):
+        with on_device_of(delta):
             gates_forward[(programs,)](*placed, *outputs, count, *strides, **constants)
     return outputs
 
@@ -146,12 +162,13 @@ def _outputs(
     bounds: list[float],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs before they are computed."""
-    exact = accumulator(delta)
-    u = delta.new_empty(delta.shape, dtype=exact)
-    return u, read_logits.new_empty(read_logits.shape), read_logits.new_empty(read_logits.shape)
+    dense = torch.contiguous_format
+    u = torch.empty_like(delta, dtype=accumulator(delta), memory_format=dense)
+    read = torch.empty_like(read_logits, memory_format=dense)
+    return u, read, torch.empty_like(read)
 
 
-@torch.library.custom_op("fracdna::frac_gates_backward", mutates_args=())
+@operator("frac_gates_backward")
 def _backward(
     d_u: Tensor,
     d_read: Tensor,
@@ -176,14 +193,14 @@ def _backward(
     )  # fmt: skip
     options = gain, read_prior, write_prior, bounds
     incoming = [x.contiguous() for x in (d_u, d_read, d_write)]
-    *gradients, _ = _gradients(*incoming, *inputs, *options)
+    gradients = _streams(delta, alpha, lam, read_logits, write_logits)
     constants = _constants(delta, read_logits, *options)
     count = delta.shape[0] * delta.shape[1]
     programs = ceil_div(count, constants["POSITIONS"])
     sums = partial_sums(programs, delta.shape[-1] + 2, like=delta)
     if programs:
         placed, strides = _placed(*inputs)
-        with torch.cuda.device_of(delta):
+        with on_device_of(delta):
             gates_backward[(programs,)](
                 *placed, *incoming, *gradients, sums, count, *strides, **constants
             )
@@ -210,16 +227,16 @@ def _gradients(
     bounds: list[float],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients before they are computed."""
-    exact = accumulator(delta)
-    d_alpha = delta.new_empty(0) if alpha is None else alpha.new_empty(alpha.shape)
-    return (
-        delta.new_empty(delta.shape),
-        d_alpha,
-        lam.new_empty(lam.shape),
-        read_logits.new_empty(read_logits.shape),
-        write_logits.new_empty(write_logits.shape),
-        delta.new_empty(delta.shape[-1] + 2, dtype=exact),
-    )
+    gradients = _streams(delta, alpha, lam, read_logits, write_logits)
+    return (*gradients, delta.new_empty(delta.shape[-1] + 2, dtype=accumulator(delta)))
+
+
+def _streams(delta: Tensor, alpha: Tensor | None, *others: Tensor) -> list[Tensor]:
+    """Gradients of what belongs to positions before they are computed; empty without alpha."""
+    alpha = delta[:0] if alpha is None else alpha
+    return [
+        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (delta, alpha, *others)
+    ]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fracdna_kernels.forms import check_exact, choose_form
+from fracdna_kernels.forms import check_exact, choose_form, without_autocast
 from fracdna_kernels.frac_scan.chunk import frac_scan_chunk
 from fracdna_kernels.frac_scan.launches import CHUNK, plan_bytes
 from fracdna_kernels.frac_scan.recurrent import frac_scan_recurrent
@@ -83,7 +83,7 @@ def frac_scan(
     refusal = _refusal(values, write, read, log_tau)
     chosen = choose_form(form, tuple(FORMS), sizes["T"], inputs, packed=packed, refusal=refusal)
     # the state path stays in float32: under autocast, slow modes would be rounded away in bf16
-    with torch.autocast(values.device.type, enabled=False):
+    with without_autocast(chosen, values):
         arguments = (values, write, read, u, log_tau, initial_state, cu_seqlens)
         if chosen == "triton":
             output, final = FORMS[chosen](*arguments, segment_length, inplace_state)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 from torch import Tensor
-from torch.library import custom_op
 
 from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.forms import accumulator
@@ -29,8 +28,9 @@ from fracdna_kernels.frac_scan.triton_kernels import (
     sweep_kernel,
 )
 from fracdna_kernels.frac_scan.triton_step import step, step_
+from fracdna_kernels.registration import operator
 from fracdna_kernels.shapes import sequence_of
-from fracdna_kernels.triton_support import padded_size, types
+from fracdna_kernels.triton_support import on_device_of, padded_size, types
 
 
 class _Pieces(NamedTuple):
@@ -57,7 +57,7 @@ class _Problem:
         self.slots = self.B * self.chunks if cu_seqlens is None else self.chunks + self.N
         self.pieces = self.cut(segment or self.chunks * BT)
         self.exact = accumulator(values)
-        self.types = types(values)
+        self.types = types(values.dtype)
         self.kind = values.dtype
         self.padded = {"M": self.M, "BM": max(16, padded_size(self.M))}
 
@@ -113,6 +113,7 @@ class _Problem:
             **self.geometry(self.pieces), **self.padded, **self.types, **chosen,
             "initial": initial, "starts": starts, "BLOCKS": blocks,
             "INITIAL": initial is not None, "SPLIT": starts is not None,
+            "EVEN": self.V % chosen["BV"] == 0,
         }  # fmt: skip
         return self.pieces.count * self.H * blocks, arguments
 
@@ -152,7 +153,7 @@ def _starts(
     return starts
 
 
-@custom_op("fracdna::frac_scan_forward", mutates_args=())
+@operator("frac_scan_forward")
 def forward(
     values: Tensor,
     write: Tensor,
@@ -174,9 +175,9 @@ def forward(
     kept = (problem.slots if keep else 0, *problem.state_shape[1:])
     # some slots of packed rows hold no chunk
     states = values.new_empty(kept) if cu_seqlens is None else values.new_zeros(kept)
-    with torch.cuda.device_of(values):
+    with on_device_of(values):
         starts = _starts(problem, write, values, u, log_tau, initial, reverse=False)
-        programs, arguments = problem.sweep("output", initial, starts)
+        programs, arguments = problem.sweep("keep" if keep else "output", initial, starts)
         output_kernel[(programs,)](
             values, write, read, u, log_tau, output=output, final=final, states=states, KEEP=keep,
             **arguments,
@@ -197,7 +198,7 @@ def _(values, write, read, u, log_tau, initial_state, cu_seqlens, segment, keep)
     return output, final, values.new_empty(slots if keep else 0, H, M, V)
 
 
-@custom_op("fracdna::frac_scan_backward", mutates_args=())
+@operator("frac_scan_backward")
 def backward(
     grad: Tensor | None,
     grad_final: Tensor | None,
@@ -220,7 +221,7 @@ def backward(
     grads = [blank(x) for x in (values, write, read, u)]
     grad_initial = u.new_empty(problem.state_shape, dtype=problem.exact)
     adjoints = torch.empty_like(states)
-    with torch.cuda.device_of(values):
+    with on_device_of(values):
         starts = _starts(problem, read, grad, u, log_tau, closing, reverse=True)
         programs, arguments = problem.sweep("sweep", closing, starts)
         sweep_kernel[(programs,)](
@@ -228,12 +229,13 @@ def backward(
             LOCAL=False, **arguments,
         )  # fmt: skip
         chunks = problem.cut(BT)
+        chosen = launch("gradient", problem.M, problem.V, problem.kind)
         geometry = problem.geometry(chunks)
         del geometry["length"], geometry["chunks"]
         gradient_kernel[(chunks.count * problem.H,)](
             values, write, read, u, log_tau, states, adjoints, grad, *grads,
-            **geometry, **problem.padded, **problem.types,
-            **launch("gradient", problem.M, problem.V, problem.kind),
+            **geometry, **problem.padded, **problem.types, **chosen,
+            EVEN=problem.V % chosen["BV"] == 0,
         )  # fmt: skip
     return grads[0], grads[1], grads[2], grads[3], grad_initial
 
@@ -308,19 +310,20 @@ def frac_scan_triton(
 def compile_cases() -> Iterator[Case]:
     """Every kernel at common sizes, each with its launch, for compilation without a device."""
     dtypes = ((torch.bfloat16, "bf16"), (torch.float32, "fp32"))
-    for M, V, (dtype, name) in product((16, 32), (16, 64, 128, 256), dtypes):
-        exact = {"ACC": tl.float32, "OPERAND": tl.bfloat16 if name == "bf16" else tl.float32}
+    for M, V, (dtype, kind) in product((16, 32), (16, 32, 64, 128, 256), dtypes):
+        exact = {"ACC": tl.float32, "OPERAND": tl.bfloat16 if kind == "bf16" else tl.float32}
         for kernel, flags in _variants():
-            chosen = launch(kernel.fn.__name__.removesuffix("_kernel"), M, V, dtype)
-            sizes = {"M": M, "BM": M, "BT": BT}
+            name = "keep" if flags.get("KEEP") else kernel.fn.__name__.removesuffix("_kernel")
+            chosen = launch(name, M, V, dtype)
+            sizes = {"M": M, "BM": M, "BT": BT, "EVEN": True}
             yield compile_case(
                 kernel,
-                dict.fromkeys(_NARROW, name) | _EXACT,
+                dict.fromkeys(_NARROW, kind) | _EXACT,
                 sizes | exact | chosen | flags,
-                f"M={M} V={V} {name} {' '.join(key for key in flags if flags[key])}",
+                f"M={M} V={V} {kind} {' '.join(key for key in flags if flags[key])}",
                 divisible=("V",),
                 # backward, and float32 without matrix units, keep more than the registers hold
-                may_spill=kernel is gradient_kernel or name == "fp32",
+                may_spill=kernel is gradient_kernel or kind == "fp32",
             )
 
 

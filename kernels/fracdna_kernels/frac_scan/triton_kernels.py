@@ -53,6 +53,47 @@ def grow(before, after, i, level):
 
 
 @triton.jit
+def spread(x, i):
+    """x itself, from one position a lane to where tiles of products hold their rows.
+
+    The gather is where layouts change. Without it the compiler carries each number in the layouts
+    of all its later uses, and every step of `grow` is made several times.
+    """
+    return tl.gather(x, i, 0)
+
+
+@triton.jit
+def last_of(x, m, BT: tl.constexpr):
+    """The last position's number, for every mode."""
+    return tl.gather(x, m * 0 + (BT - 1), 0)
+
+
+@triton.jit
+def settled(x, m, OPERAND: tl.constexpr, ACC: tl.constexpr):
+    """x (positions, modes) itself, times the identity.
+
+    That brings it into the layout of results of products, in which a single warp can use it as a
+    factor again, also transposed, without a detour through shared memory.
+    """
+    return product(x, tl.where(m[:, None] == m[None, :], 1.0, 0.0), OPERAND, ACC)
+
+
+@triton.jit
+def turned(x, m, OPERAND: tl.constexpr, ACC: tl.constexpr):
+    """The transpose of x (positions, modes), in the same way."""
+    return product(tl.where(m[:, None] == m[None, :], 1.0, 0.0), tl.trans(x), OPERAND, ACC)
+
+
+@triton.jit
+def within(rows, columns, V, EVEN: tl.constexpr):
+    """Which elements exist; EVEN: blocks of columns fill the width."""
+    if EVEN:
+        return rows[:, None]
+    else:
+        return rows[:, None] & (columns < V)[None, :]
+
+
+@triton.jit
 def meets(i, level):
     """Pairs (row, column) whose row is in the later and column in the earlier half of a block."""
     other = i[:, None] ^ i[None, :]
@@ -92,7 +133,7 @@ def output_kernel(
     T, length, per_row, chunks, H, V, BLOCKS,
     M: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr,
     PACKED: tl.constexpr, INITIAL: tl.constexpr, SPLIT: tl.constexpr, KEEP: tl.constexpr,
-    ACC: tl.constexpr, OPERAND: tl.constexpr, STAGES: tl.constexpr,
+    EVEN: tl.constexpr, ACC: tl.constexpr, OPERAND: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Output, final state and, where kept, the state at the start of every chunk.
 
@@ -106,10 +147,10 @@ def output_kernel(
         table, count, index, T, length, per_row, chunks, PACKED, BT
     )
     i, m, v = tl.arange(0, BT), tl.arange(0, BM), block * BV + tl.arange(0, BV)
-    modes, columns = m < M, v < V
+    modes = m < M
     rate = rates(log_tau, m, M, ACC)
     tile = m[:, None] * V + v[None, :]
-    inside = modes[:, None] & columns[None, :]
+    inside = within(modes, v, V, EVEN)
     state = tl.zeros((BM, BV), ACC)
     if INITIAL:
         at = initial + (sequence * H + h) * (M * V) + tile
@@ -126,32 +167,36 @@ def output_kernel(
     states += (slot * H + h) * (M * V)
     narrow = i[:, None] * (H * M) + m[None, :]
     wide = i[:, None] * (H * V) + v[None, :]
-    for t in tl.range(begin, end, BT, num_stages=STAGES):
-        rows = i < end - t
+    left = (end - begin).to(tl.int32)
+    for t in tl.range(0, left, BT, num_stages=STAGES):
+        rows = i < left - t
         advance = tl.load(u + i * H, mask=rows, other=0.0).to(ACC)
-        q = tl.load(read + narrow, mask=rows[:, None] & modes[None, :], other=0.0).to(ACC)
-        k = tl.load(write + narrow, mask=rows[:, None] & modes[None, :], other=0.0).to(ACC)
-        x = tl.load(values + wide, mask=rows[:, None] & columns[None, :], other=0.0)
+        q = tl.load(read + narrow, mask=rows[:, None] & modes[None, :], other=0.0)
+        k = tl.load(write + narrow, mask=rows[:, None] & modes[None, :], other=0.0)
+        x = tl.load(values + wide, mask=within(rows, v, V, EVEN), other=0.0)
+        q = settled(q, m, OPERAND, ACC)
+        k = settled(k, m, OPERAND, ACC)
         low = state.to(OPERAND)
         if KEEP:
             tl.store(states + tile, low, mask=inside)
         across = product(q, tl.trans(k), OPERAND, ACC)
-        across = tl.where(i[:, None] == i[None, :], across, 0.0)
         before, after = advance, tl.zeros_like(advance)
         for level in tl.static_range(LEVELS):
             later = ((i >> level) & 1) == 1
             reach = tl.where(later, before, after)
-            weight = tl.where(later[:, None], q, k) * decay(reach, rate)
+            weight = tl.where(later[:, None], q, k) * decay(spread(reach, i), rate)
             pairs = product(weight, tl.trans(weight), OPERAND, ACC)
             across = tl.where(meets(i, level), pairs, across)
             before, after = grow(before, after, i, level)
-        result = product(q * decay(before, rate), low, OPERAND, ACC)
+        # later positions, last: dropped at once, they would cost a register too many
+        across = tl.where(i[:, None] < i[None, :], 0.0, across)
+        result = product(q * decay(spread(before, i), rate), low, OPERAND, ACC)
         result += product(across, x, OPERAND, ACC)
-        kept = k * decay(after, rate)
-        state *= tl.exp2(-tl.sum(advance, axis=0) * rate)[:, None]
-        state += product(tl.trans(kept), x, OPERAND, ACC)
+        kept = turned(k * decay(spread(after, i), rate), m, OPERAND, ACC)
+        state *= tl.exp2(-last_of(before, m, BT) * rate)[:, None]
+        state += product(kept, x, OPERAND, ACC)
         result = result.to(output.dtype.element_ty)
-        tl.store(output + wide, result, mask=rows[:, None] & columns[None, :])
+        tl.store(output + wide, result, mask=within(rows, v, V, EVEN))
         values += BT * H * V
         output += BT * H * V
         write += BT * H * M
@@ -168,7 +213,7 @@ def sweep_kernel(
     T, length, per_row, chunks, H, V, BLOCKS,
     M: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr,
     REVERSE: tl.constexpr, LOCAL: tl.constexpr, PACKED: tl.constexpr, INITIAL: tl.constexpr,
-    SPLIT: tl.constexpr, ACC: tl.constexpr, OPERAND: tl.constexpr, STAGES: tl.constexpr,
+    SPLIT: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr, OPERAND: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The state alone, S' = e S + (k r)^T v, or backwards its adjoint, S' = e S + (q f)^T g.
 
@@ -185,10 +230,10 @@ def sweep_kernel(
     )
     enters, leaves = (last, first) if REVERSE else (first, last)
     i, m, v = tl.arange(0, BT), tl.arange(0, BM), block * BV + tl.arange(0, BV)
-    modes, columns = m < M, v < V
+    modes = m < M
     rate = rates(log_tau, m, M, ACC)
     tile = m[:, None] * V + v[None, :]
-    inside = modes[:, None] & columns[None, :]
+    inside = within(modes, v, V, EVEN)
     state = tl.zeros((BM, BV), ACC)
     if INITIAL:
         at = initial + (sequence * H + h) * (M * V) + tile
@@ -205,25 +250,24 @@ def sweep_kernel(
     values += row * V
     u += row
     states += ((slot + skip) * H + h) * (M * V)
-    left = end - begin - skip * BT
+    left = (end - begin - skip * BT).to(tl.int32)
     narrow = i[:, None] * (H * M) + m[None, :]
     wide = i[:, None] * (H * V) + v[None, :]
     step = -1 if REVERSE else 1
     for _ in tl.range(0, number, num_stages=STAGES):
         rows = i < left
         advance = tl.load(u + i * H, mask=rows, other=0.0).to(ACC)
-        k = tl.load(keys + narrow, mask=rows[:, None] & modes[None, :], other=0.0).to(ACC)
-        x = tl.load(values + wide, mask=rows[:, None] & columns[None, :], other=0.0)
+        k = tl.load(keys + narrow, mask=rows[:, None] & modes[None, :], other=0.0)
+        x = tl.load(values + wide, mask=within(rows, v, V, EVEN), other=0.0)
         if not LOCAL:
             tl.store(states + tile, state.to(states.dtype.element_ty), mask=inside)
         before, after = advance, tl.zeros_like(advance)
         for level in tl.static_range(LEVELS):
             before, after = grow(before, after, i, level)
-        kept = k * decay(before if REVERSE else after, rate)
-        passed = tl.sum(advance, axis=0)
-        total += passed
-        state *= tl.exp2(-passed * rate)[:, None]
-        state += product(tl.trans(kept), x, OPERAND, ACC)
+        kept = settled(k, m, OPERAND, ACC) * decay(spread(before if REVERSE else after, i), rate)
+        total += tl.gather(before, tl.zeros((1,), tl.int32) + (BT - 1), 0)
+        state *= tl.exp2(-last_of(before, m, BT) * rate)[:, None]
+        state += product(turned(kept, m, OPERAND, ACC), x, OPERAND, ACC)
         values += step * BT * H * V
         keys += step * BT * H * M
         u += step * BT * H
@@ -283,7 +327,7 @@ def gradient_kernel(
     values, write, read, u, log_tau, states, adjoints, grad,
     grad_values, grad_write, grad_read, grad_u, table, count, T, per_row, H, V,
     M: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
-    ACC: tl.constexpr, OPERAND: tl.constexpr, STAGES: tl.constexpr,
+    EVEN: tl.constexpr, ACC: tl.constexpr, OPERAND: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the inputs of one chunk and head, from the state before and the adjoint after.
 
@@ -304,43 +348,47 @@ def gradient_kernel(
     narrow = row * M + i[:, None] * (H * M) + m[None, :]
     used = rows[:, None] & modes[None, :]
     advance = tl.load(u + row + i * H, mask=rows, other=0.0).to(ACC)
-    q = tl.load(read + narrow, mask=used, other=0.0)
-    k = tl.load(write + narrow, mask=used, other=0.0)
     values += row * V + i[:, None] * (H * V)
     grad += row * V + i[:, None] * (H * V)
     grad_values += row * V + i[:, None] * (H * V)
     states += (slot * H + h) * (M * V) + m[:, None] * V
     adjoints += (slot * H + h) * (M * V) + m[:, None] * V
+    q = tl.zeros((BT, BM), ACC)
+    k = tl.zeros((BT, BM), ACC)
     both = tl.zeros((BT, BT), ACC)
     dq = tl.zeros((BT, BM), ACC)
     dk = tl.zeros((BT, BM), ACC)
     meeting = tl.zeros((BM, BM), ACC)
     for start in tl.range(0, V, BV, num_stages=STAGES):
-        columns = start + v[None, :]
-        wide = rows[:, None] & (columns < V)
-        tall = modes[:, None] & (columns < V) & (begin < end)
-        x = tl.load(values + columns, mask=wide, other=0.0)
-        g = tl.load(grad + columns, mask=wide, other=0.0)
-        state = tl.load(states + columns, mask=tall, other=0.0)
-        adjoint = tl.load(adjoints + columns, mask=tall, other=0.0)
+        columns = start + v
+        wide = within(rows, columns, V, EVEN)
+        tall = within(modes & (begin < end), columns, V, EVEN)
+        x = tl.load(values + columns[None, :], mask=wide, other=0.0)
+        g = tl.load(grad + columns[None, :], mask=wide, other=0.0)
+        state = tl.load(states + columns[None, :], mask=tall, other=0.0)
+        adjoint = tl.load(adjoints + columns[None, :], mask=tall, other=0.0)
+        # once, but here: waited for on their own, they would hold up the other loads
+        once = used & (start == 0)
+        q += settled(tl.load(read + narrow, mask=once, other=0.0), m, OPERAND, ACC)
+        k += settled(tl.load(write + narrow, mask=once, other=0.0), m, OPERAND, ACC)
         both += product(g, tl.trans(x), OPERAND, ACC)
         dq += product(g, tl.trans(state), OPERAND, ACC)
         dk += product(x, tl.trans(adjoint), OPERAND, ACC)
         meeting += product(state, tl.trans(adjoint), OPERAND, ACC)
-    # times the identity: brings both into the layout of products, in which all below stays
-    same = m[:, None] == m[None, :]
-    q = product(q, tl.where(same, 1.0, 0.0), OPERAND, ACC)
-    k = product(k, tl.where(same, 1.0, 0.0), OPERAND, ACC)
     before, after = advance, tl.zeros_like(advance)
     for level in tl.static_range(LEVELS):
         before, after = grow(before, after, i, level)
-    closed = decay(after, rate)
-    dq *= decay(before, rate)
+    # what passes all positions, between the state before the chunk and the adjoint after it
+    passed = tl.exp2(-last_of(before, m, BT) * rate) * rate
+    meeting = tl.where(m[:, None] == m[None, :], meeting, 0.0)
+    lost = tl.sum(tl.sum(meeting, axis=1) * passed, axis=0)
+    closed = decay(spread(after, i), rate)
+    dq *= decay(spread(before, i), rate)
     dk *= closed
     kept = (k * closed).to(OPERAND)
     # what passes a position on its way from or to the outside of the chunk
-    inner = tl.sum(dq * q * rate[None, :], axis=1)
-    outer = tl.sum(dk * k * rate[None, :], axis=1)
+    inner = spread(tl.sum(dq * q * rate[None, :], axis=1), i)
+    outer = spread(tl.sum(dk * k * rate[None, :], axis=1), i)
     same = i[:, None] == i[None, :]
     own = tl.sum(tl.where(same, both, 0.0), axis=1)
     dq += own[:, None] * k
@@ -359,13 +407,13 @@ def gradient_kernel(
             before, after = grow(before, after, i, bit)
         end_of_half = (i & ((1 << level) - 1)) == ((1 << level) - 1)
         inner += tl.where(end_of_half, tl.gather(whole, i ^ (1 << level), 0), 0.0)
-        reached = decay(tl.where(later, before, after), rate)
+        reached = decay(spread(tl.where(later, before, after), i), rate)
         weight = tl.where(later[:, None], q, k) * reached
         pairs = product(weight, tl.trans(weight), OPERAND, ACC)
         joined = ((i[:, None] ^ i[None, :]) >> level) == 1
         across = tl.where(joined & (i[:, None] < i[None, :]), pairs, across)
         change = product(tl.where(joined, both, 0.0), weight, OPERAND, ACC)
-        passing = tl.sum(change * weight * rate[None, :], axis=1)
+        passing = spread(tl.sum(change * weight * rate[None, :], axis=1), i)
         inner += tl.where(later, passing, 0.0)
         outer += tl.where(later, 0.0, passing)
         change *= reached
@@ -378,20 +426,18 @@ def gradient_kernel(
             ahead = tl.where(later, 1.0, 0.0).to(ACC)
             dq += ahead[:, None] * change
             dk += (1.0 - ahead)[:, None] * change
-    passed = tl.exp2(-tl.sum(advance, axis=0) * rate) * rate
-    lost = tl.sum(tl.where(m[:, None] == m[None, :], meeting, 0.0), axis=1)
-    du = (inner + tl.sum(lost * passed, axis=0)) * -LN2
+    du = (inner + lost) * -LN2
     tl.store(grad_u + row + i * H, du.to(grad_u.dtype.element_ty), mask=rows)
     tl.store(grad_read + narrow, dq.to(grad_read.dtype.element_ty), mask=used)
     tl.store(grad_write + narrow, dk.to(grad_write.dtype.element_ty), mask=used)
     across = across.to(OPERAND)
     for start in tl.range(0, V, BV, num_stages=STAGES):
-        columns = start + v[None, :]
-        wide = rows[:, None] & (columns < V)
-        g = tl.load(grad + columns, mask=wide, other=0.0)
-        adjoint = tl.load(adjoints + columns, mask=modes[:, None] & (columns < V), other=0.0)
+        columns = start + v
+        wide = within(rows, columns, V, EVEN)
+        g = tl.load(grad + columns[None, :], mask=wide, other=0.0)
+        adjoint = tl.load(adjoints + columns[None, :], mask=within(modes, columns, V, EVEN), other=0.0)
         dx = product(across, g, OPERAND, ACC) + product(kept, adjoint, OPERAND, ACC)
-        tl.store(grad_values + columns, dx.to(grad_values.dtype.element_ty), mask=wide)
+        tl.store(grad_values + columns[None, :], dx.to(grad_values.dtype.element_ty), mask=wide)
 
 
 @triton.jit

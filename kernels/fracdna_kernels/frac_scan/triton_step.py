@@ -6,12 +6,12 @@ from itertools import product
 import torch
 import triton.language as tl
 from torch import Tensor
-from torch.library import custom_op
 
 from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.forms import accumulator
 from fracdna_kernels.frac_scan.triton_kernels import step_kernel
-from fracdna_kernels.triton_support import padded_size, types
+from fracdna_kernels.registration import operator
+from fracdna_kernels.triton_support import on_device_of, padded_size, types
 
 WIDEST = 128  # value columns of a program
 
@@ -27,16 +27,16 @@ def _launch(
     output = torch.empty_like(values)
     width = min(WIDEST, max(16, padded_size(V)))
     blocks = -(-V // width)
-    with torch.cuda.device_of(values):
+    with on_device_of(values):
         step_kernel[(N * H * blocks,)](
             values, write, read, u, log_tau, state, output, after, H, V, blocks, M=M,
             BM=padded_size(M), BV=width, INITIAL=state is not None,
-            ACC=types(values)["ACC"], num_warps=4,
+            ACC=types(values.dtype)["ACC"], num_warps=4,
         )  # fmt: skip
     return output
 
 
-@custom_op("fracdna::frac_scan_step", mutates_args=())
+@operator("frac_scan_step")
 def step(
     values: Tensor, write: Tensor, read: Tensor, u: Tensor, log_tau: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ def _(values, write, read, u, log_tau, state):
     return torch.empty_like(values, memory_format=torch.contiguous_format), after
 
 
-@custom_op("fracdna::frac_scan_step_", mutates_args=("state",))
+@operator("frac_scan_step_", mutates=("state",))
 def step_(
     values: Tensor, write: Tensor, read: Tensor, u: Tensor, log_tau: Tensor, state: Tensor
 ) -> Tensor:

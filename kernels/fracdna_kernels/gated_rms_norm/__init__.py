@@ -1,9 +1,8 @@
 """Skip, gate and normalise in one operator."""
 
-import torch
 from torch import Tensor
 
-from fracdna_kernels.forms import choose_form
+from fracdna_kernels.forms import choose_form, without_autocast
 from fracdna_kernels.fused import lazily
 from fracdna_kernels.gated_rms_norm.reference import ORDERS, gated_rms_norm_reference
 from fracdna_kernels.rows import rows_refusal
@@ -62,7 +61,7 @@ def gated_rms_norm(
     inputs = tuple(tensor for tensor in (x, gate, weight, values, factor) if tensor is not None)
     refusal = rows_refusal(size, *inputs)
     chosen = choose_form(form, tuple(FORMS), sizes["T"], inputs, refusal=refusal)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(chosen, x):
         return FORMS[chosen](x, gate, weight, gate_bias, values, factor, order, size, eps)
 
 

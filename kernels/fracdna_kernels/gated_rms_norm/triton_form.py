@@ -15,9 +15,11 @@ from torch import Tensor
 
 from fracdna_kernels.compilation import WIDTHS, Case, compile_case
 from fracdna_kernels.forms import accumulator
+from fracdna_kernels.registration import operator
 from fracdna_kernels.triton_rows import (
     load_tile,
     looped_tile,
+    optional_rows,
     partial_sums,
     rows_of,
     share_tiles,
@@ -25,7 +27,7 @@ from fracdna_kernels.triton_rows import (
     store_tile,
     wide_tile,
 )
-from fracdna_kernels.triton_support import ceil_div, types
+from fracdna_kernels.triton_support import ceil_div, on_device_of, types
 
 
 def gated_rms_norm_triton(
@@ -180,7 +182,7 @@ def _backward_kernel(
         tl.store(sums, tl.sum(d_factor, axis=0), mask=column < SIZE)
 
 
-@torch.library.custom_op("fracdna::gated_rms_norm", mutates_args=())
+@operator("gated_rms_norm")
 def _norm(
     x: Tensor,
     gate: Tensor,
@@ -195,15 +197,17 @@ def _norm(
     """The output, and 1 / rms of each position and group."""
     output, rstd = _outputs(x, gate, weight, gate_bias, values, factor, order, group_size, eps)
     tile, groups = wide_tile(group_size), rstd.shape[-1]
-    programs = ceil_div(x.shape[0] * x.shape[1], tile["ROWS"]) * groups
+    count = x.shape[0] * x.shape[1]
+    programs = ceil_div(count, tile["ROWS"]) * groups
     if programs:
-        x, gate = rows_of(x), rows_of(gate)
-        values = None if values is None else rows_of(values)
-        with torch.cuda.device_of(x):
+        x, x_stride = rows_of(x)
+        gate, gate_stride = rows_of(gate)
+        values, values_stride = optional_rows(values)
+        with on_device_of(x):
             _forward_kernel[(programs,)](
                 x, gate, weight.contiguous(), values,
-                None if factor is None else factor.contiguous(), output, rstd, x.shape[0],
-                x.stride(0), gate.stride(0), 0 if values is None else values.stride(0), EPS=eps,
+                None if factor is None else factor.contiguous(), output, rstd, count,
+                x_stride, gate_stride, values_stride, EPS=eps,
                 **_constants(weight, groups, group_size, order, gate_bias, rstd), **tile,
             )  # fmt: skip
     return output, rstd
@@ -222,10 +226,10 @@ def _outputs(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Outputs before they are computed."""
-    exact = accumulator(x)
-    shape = (*x.shape[:-1], x.shape[-1] // group_size)
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return output, torch.empty(shape, dtype=exact, device=x.device)
+    batch, length, channels = x.shape
+    shape = (batch, length, channels // group_size)
+    output = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return output, torch.empty(shape, dtype=accumulator(x), device=x.device)
 
 
 def _constants(
@@ -238,11 +242,11 @@ def _constants(
         "SHARED": weight.shape[0] == group_size,
         "GATE_FIRST": order == "gate_first",
         "BIAS": gate_bias,
-        "ACC": types(rstd)["ACC"],
+        "ACC": types(rstd.dtype)["ACC"],
     }
 
 
-@torch.library.custom_op("fracdna::gated_rms_norm_backward", mutates_args=())
+@operator("gated_rms_norm_backward")
 def _backward(
     d_output: Tensor,
     x: Tensor,
@@ -257,20 +261,21 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, gate and values (empty without), and sums (1 or 2, D) for the parameters."""
     tile, groups = looped_tile(group_size), rstd.shape[-1]
-    programs, each = share_tiles(ceil_div(x.shape[0] * x.shape[1], tile["ROWS"]), groups)
-    d_x, d_gate = x.new_empty(x.shape), gate.new_empty(gate.shape)
-    d_values = x.new_empty(0) if values is None else values.new_empty(values.shape)
+    count = x.shape[0] * x.shape[1]
+    programs, each = share_tiles(ceil_div(count, tile["ROWS"]), groups)
+    d_x, d_gate, d_values = _streams(x, gate, values)
     parts = partial_sums(2 - (values is None), programs, x.shape[-1], like=rstd)
     if programs:
-        x, gate, d_output = rows_of(x), rows_of(gate), rows_of(d_output)
-        values = None if values is None else rows_of(values)
-        with torch.cuda.device_of(x):
+        x, x_stride = rows_of(x)
+        gate, gate_stride = rows_of(gate)
+        values, values_stride = optional_rows(values)
+        d_output, d_output_stride = rows_of(d_output)
+        with on_device_of(x):
             _backward_kernel[(programs * groups,)](
                 x, gate, weight.contiguous(), values,
                 None if factor is None else factor.contiguous(), rstd, d_output,
-                d_x, d_gate, d_values, parts, x.shape[0], each,
-                x.stride(0), gate.stride(0), 0 if values is None else values.stride(0),
-                d_output.stride(0),
+                d_x, d_gate, d_values, parts, count, each,
+                x_stride, gate_stride, values_stride, d_output_stride,
                 **_constants(weight, groups, group_size, order, gate_bias, rstd), **tile,
             )  # fmt: skip
     return d_x, d_gate, d_values, parts.sum(1)
@@ -290,9 +295,19 @@ def _gradients(
     group_size: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients before they are computed."""
-    d_values = x.new_empty(0) if values is None else values.new_empty(values.shape)
     sums = rstd.new_empty(2 - (values is None), x.shape[-1])
-    return x.new_empty(x.shape), gate.new_empty(gate.shape), d_values, sums
+    return *_streams(x, gate, values), sums
+
+
+def _streams(x: Tensor, gate: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, gate and values (empty without) before they are computed."""
+    d_x, d_gate, d_values = (
+        x.new_empty(0)
+        if tensor is None
+        else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        for tensor in (x, gate, values)
+    )
+    return d_x, d_gate, d_values
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -305,8 +320,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _norm_gradients(ctx: Any, d_output: Tensor, _: Any) -> Any:
     """For every argument of _norm."""
-    _, _, weight, values, factor, _ = ctx.saved_tensors
-    d_x, d_gate, d_values, sums = _backward(d_output, *ctx.saved_tensors, *ctx.options)
+    saved = ctx.saved_tensors
+    _, _, weight, values, factor, _ = saved
+    d_x, d_gate, d_values, sums = _backward(d_output, *saved, *ctx.options)
     d_weight = sums[0]
     if len(weight) < len(d_weight):  # shared by the groups
         d_weight = d_weight.unflatten(0, (-1, len(weight))).sum(0)

@@ -1,9 +1,8 @@
 """Causal depthwise convolution over a few positions, with the tail carried as state."""
 
-import torch
 from torch import Tensor
 
-from fracdna_kernels.forms import choose_form
+from fracdna_kernels.forms import choose_form, without_autocast
 from fracdna_kernels.fused import fused_refusal, lazily
 from fracdna_kernels.shapes import check_packing, check_shapes
 from fracdna_kernels.short_convolution.chunk import short_convolution_chunk
@@ -58,6 +57,6 @@ def short_convolution(
     chosen = choose_form(
         form, tuple(FORMS), sizes["T"], inputs, packed=packed, refusal=fused_refusal(x)
     )
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(chosen, x):
         y, final = FORMS[chosen](x, weight, bias, initial_state, cu_seqlens, activation)
         return y.to(x.dtype), final

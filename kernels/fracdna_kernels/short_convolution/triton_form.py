@@ -10,12 +10,18 @@ from torch import Tensor
 
 from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.forms import accumulator
-from fracdna_kernels.fused import interpreted
+from fracdna_kernels.registration import operator
 from fracdna_kernels.short_convolution.triton_kernels import (
     convolution_backward,
     convolution_forward,
 )
-from fracdna_kernels.triton_support import ceil_div, padded_size, types
+from fracdna_kernels.triton_support import (
+    INTERPRETED,
+    ceil_div,
+    on_device_of,
+    padded_size,
+    types,
+)
 
 _CHANNELS = 256  # of a program: 512 bytes of a row in bfloat16
 _FORWARD_ROWS = 16  # of a program, which reads W - 1 more
@@ -40,7 +46,7 @@ def short_convolution_triton(
     return _forward(x, weight, bias, initial_state, cu_seqlens, activation == "silu")
 
 
-@torch.library.custom_op("fracdna::short_convolution", mutates_args=())
+@operator("short_convolution")
 def _forward(
     x: Tensor,
     weight: Tensor,
@@ -56,7 +62,7 @@ def _forward(
     rows = 1 if T == 1 else _FORWARD_ROWS
     programs = _programs(x, cu_seqlens, rows) * ceil_div(D, constants["BD"])
     if programs:
-        with torch.cuda.device_of(x):
+        with on_device_of(x):
             convolution_forward[(programs,)](
                 x, weight.contiguous(), *_plain(bias, initial_state, cu_seqlens), y, final,
                 T, len(final), x.stride(0), x.stride(1), D,
@@ -80,7 +86,7 @@ def _outputs(
     return torch.empty_like(x, memory_format=torch.contiguous_format), final
 
 
-@torch.library.custom_op("fracdna::short_convolution_backward", mutates_args=())
+@operator("short_convolution_backward")
 def _backward(
     dy: Tensor | None,
     dfinal: Tensor | None,
@@ -105,7 +111,7 @@ def _backward(
     dweights = torch.empty((programs, *weight.shape), **sums)
     dbiases = None if bias is None else torch.empty((programs, D), **sums)
     if programs * columns:
-        with torch.cuda.device_of(x):
+        with on_device_of(x):
             convolution_backward[(programs * columns,)](
                 dy, *_plain(dfinal), x,
                 weight.contiguous(), *_plain(bias, initial_state, cu_seqlens),
@@ -199,8 +205,8 @@ def _constants(x: Tensor, weight: Tensor, silu: bool) -> dict[str, Any]:
         "WP": padded_size(W),
         "SILU": silu,
         "BD": min(_CHANNELS, padded_size(max(x.shape[2], 1))),
-        "ACC": types(x)["ACC"],
-        "INTERPRETED": interpreted(),
+        "ACC": types(x.dtype)["ACC"],
+        "INTERPRETED": INTERPRETED,
     }
 
 
