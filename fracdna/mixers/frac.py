@@ -142,9 +142,9 @@ class Frac(Mixer):
         memory, tail = (None, None) if state is None else state
         inputs, gate = self._project(x)
         inputs, dynamics = exact_linear(inputs, self.dynamics.weight, self.dynamics.bias, tap=True)
-        mixed, next_tail = short_convolution(
+        (mixed, values, skipped), next_tail = short_convolution(
             inputs, self.conv_weight, self.conv_bias, activation="silu",
-            initial_state=tail, cu_seqlens=cu_seqlens,
+            initial_state=tail, cu_seqlens=cu_seqlens, readers=3,
         )  # fmt: skip
         if lengths is not None:
             next_tail = convolution_tail(tail, inputs, lengths)
@@ -153,13 +153,12 @@ class Frac(Mixer):
             # a pad must neither write nor let the clock advance
             valid = valid_positions(lengths, x.shape[1])[..., None]
             u, write = torch.where(valid, u, 0.0), torch.where(valid[..., None], write, 0.0)
-        values = mixed.unflatten(-1, (self.num_heads, self.value_width))
         output, memory = frac_scan(
-            values, write, read, u, self.log_tau,
+            values.unflatten(-1, (self.num_heads, self.value_width)), write, read, u, self.log_tau,
             initial_state=memory, cu_seqlens=cu_seqlens, form=self.form,
         )  # fmt: skip
         output = gated_rms_norm(
-            output.flatten(2), gate, self.norm_weight, skip=(mixed, self.skip.flatten())
+            output.flatten(2), gate, self.norm_weight, skip=(skipped, self.skip.flatten())
         )
         return self.out_projection(output), FracState(memory, next_tail)
 

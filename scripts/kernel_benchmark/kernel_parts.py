@@ -13,6 +13,8 @@ OPERATORS = {
     "short_convolution": "convolution",
     "exact_linear": "products",
 }
+# operators of PyTorch that are products with all that they launch, cleared workspaces too
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm")
 # name of a kernel that no operator launched, to its part; the first that matches
 NAMES = (
     ("products", r"gemm|gemv|cutlass|nvjet|xmma|cublas|splitKreduce"),
@@ -43,6 +45,8 @@ def part_of(kernel: str, callers: Iterable[str] = ()) -> str:
                     return part
         if caller.startswith("Optimizer."):
             return "optimizer"
+        if caller in PRODUCTS:
+            return "products"
     for part, pattern in NAMES:
         if re.search(pattern, kernel, re.IGNORECASE):
             return part

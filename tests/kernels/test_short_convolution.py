@@ -87,6 +87,9 @@ def test_wrong_use_is_named():
     inputs = make(5)
     with pytest.raises(ValueError, match="activation='relu'"):
         short_convolution(**inputs, activation="relu")
+    for readers in (0, 4):
+        with pytest.raises(ValueError, match=f"readers={readers} must be 1 to 3"):
+            short_convolution(**inputs, readers=readers)
     with pytest.raises(ValueError, match="axis D"):
         short_convolution(**inputs | {"bias": torch.zeros(4)})
     with pytest.raises(ValueError, match="axis S"):
@@ -279,7 +282,8 @@ def test_fused_operators_are_registered_well(packed):
     y, final = short_convolution(**inputs, cu_seqlens=bounds, form="triton")
     operators = torch.ops.fracdna
     torch.library.opcheck(
-        operators.short_convolution_backward, (y, final, *inputs.values(), bounds, True)
+        operators.short_convolution_backward,
+        (y, None, y.clone(), final, *inputs.values(), bounds, True),
     )
     leaves = [x.requires_grad_() for x in inputs.values()]
     torch.library.opcheck(operators.short_convolution, (*leaves, bounds, True))
@@ -287,6 +291,47 @@ def test_fused_operators_are_registered_well(packed):
     (dx,) = torch.autograd.grad(y.square().sum(), inputs["x"], create_graph=True)
     with pytest.raises(RuntimeError, match="short_convolution_backward"):
         dx.sum().backward()
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("form", ["chunk", "triton"])
+@pytest.mark.parametrize("used", [(0,), (1, 2), (0, 1, 2), ()], ids=str)
+@pytest.mark.parametrize("strides", ["alike", "different"])
+def test_each_reader_has_its_output(form, used, strides):
+    """All are y, and x receives the sum of what those that are used send back."""
+    device = DEVICE if form == "triton" else "cpu"
+    inputs = {name: x.float().to(device).requires_grad_() for name, x in make(6).items()}
+    options = {"activation": "silu", "form": form}
+    ys, final = short_convolution(**inputs, readers=3, **options)
+    y, expected_final = short_convolution(**inputs, **options)
+    assert len(ys) == 3
+    assert all(torch.equal(other, y) for other in ys)
+    assert torch.equal(final, expected_final)
+    sent = [torch.randn_like(y) for _ in used]
+    if strides == "different":
+        sent = [g.mT.contiguous().mT if i else g for i, g in enumerate(sent)]
+    of_final = torch.randn_like(final)
+    leaves = tuple(inputs.values())
+    options = {"materialize_grads": True}
+    outputs = *(ys[i] for i in used), final
+    found = torch.autograd.grad(outputs, leaves, (*sent, of_final), **options)
+    total = sum(sent, torch.zeros_like(y))
+    wanted = torch.autograd.grad((y, expected_final), leaves, (total, of_final), **options)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_readers_compile_without_a_break():
+    """As one output does."""
+    inputs = {name: x.float().to(DEVICE) for name, x in make(6).items()}
+
+    def call(x):
+        (a, b), _ = short_convolution(**inputs | {"x": x}, readers=2, form="triton")
+        return a * 2 + b.square()
+
+    x = inputs["x"].clone().requires_grad_()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    found, wanted = (torch.autograd.grad(f(x).sum(), x)[0] for f in (compiled, call))
+    torch.testing.assert_close(found, wanted)
 
 
 def test_fused_form_compiles_without_a_break():

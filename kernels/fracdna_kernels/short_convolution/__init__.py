@@ -7,7 +7,10 @@ from fracdna_kernels.fused import fused_refusal, lazily
 from fracdna_kernels.shapes import check_packing, check_shapes
 from fracdna_kernels.short_convolution.chunk import short_convolution_chunk
 from fracdna_kernels.short_convolution.recurrent import short_convolution_recurrent
-from fracdna_kernels.short_convolution.reference import short_convolution_reference
+from fracdna_kernels.short_convolution.reference import (
+    MOST_READERS,
+    short_convolution_reference,
+)
 
 FORMS = {
     "reference": short_convolution_reference,
@@ -25,8 +28,9 @@ def short_convolution(
     activation: str | None = None,
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    readers: int = 1,
     form: str = "auto",
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor | tuple[Tensor, ...], Tensor]:
     """y_t = activation(bias + sum_w weight_w x_{t - W + 1 + w}), each channel alone.
 
     Args:
@@ -36,14 +40,17 @@ def short_convolution(
         activation: None or "silu".
         initial_state: (N, D, W - 1), inputs before the first position, oldest first; None: zeros.
         cu_seqlens: (N + 1,) bounds of packed sequences, needs B = 1; None: N = B.
+        readers: 1 to 3; above 1 y comes so many times, once for each operator that reads it. The
+            fused backward pass then adds up their gradients as it reads them, where autograd would
+            write and read sums.
         form: "auto", "reference", "chunk", "recurrent" or "triton".
 
     Returns:
-        y (B, T, D) in the dtype of x, and the last W - 1 inputs (N, D, W - 1) in float32 (float64
+        y (B, T, D) in the dtype of x, a tuple of it for more than one reader, and the last W - 1 inputs (N, D, W - 1) in float32 (float64
         for float64 inputs), also where a sequence is shorter. Positions outside the bounds give 0.
 
     Raises:
-        ValueError: axes that do not fit, an unknown activation or form.
+        ValueError: axes that do not fit, an unknown activation or form, or too many readers.
     """
     sizes = check_shapes(x=(x, "BTD"), weight=(weight, "DW"), bias=(bias, "D"))
     check_shapes(
@@ -52,11 +59,18 @@ def short_convolution(
     check_packing(sizes["B"], sizes["T"], cu_seqlens, initial_state, x.device)
     if activation not in (None, "silu"):
         raise ValueError(f"activation={activation!r} is unknown; use None or 'silu'")
+    if not 1 <= readers <= MOST_READERS:
+        raise ValueError(f"readers={readers} must be 1 to {MOST_READERS}")
     inputs = (x, weight) if bias is None else (x, weight, bias)
     packed = cu_seqlens is not None
     chosen = choose_form(
         form, tuple(FORMS), sizes["T"], inputs, packed=packed, refusal=fused_refusal(x)
     )
+    arguments = (x, weight, bias, initial_state, cu_seqlens, activation)
     with without_autocast(chosen, x):
-        y, final = FORMS[chosen](x, weight, bias, initial_state, cu_seqlens, activation)
-        return y.to(x.dtype), final
+        if chosen == "triton":
+            *ys, final = FORMS[chosen](*arguments, readers)
+        else:
+            y, final = FORMS[chosen](*arguments)
+            ys = (y.to(x.dtype),) * readers
+    return ys[0] if readers == 1 else tuple(ys), final

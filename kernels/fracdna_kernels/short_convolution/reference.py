@@ -11,6 +11,8 @@ from torch.nn.functional import silu
 
 from fracdna_kernels.forms import accumulator
 
+MOST_READERS = 3
+
 
 def short_convolution_reference(
     x: Tensor,

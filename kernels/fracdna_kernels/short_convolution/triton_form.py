@@ -11,6 +11,7 @@ from torch import Tensor
 from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.forms import accumulator
 from fracdna_kernels.registration import operator
+from fracdna_kernels.short_convolution.reference import MOST_READERS
 from fracdna_kernels.short_convolution.triton_kernels import (
     convolution_backward,
     convolution_forward,
@@ -25,7 +26,8 @@ from fracdna_kernels.triton_support import (
 
 _CHANNELS = 256  # of a program: 512 bytes of a row in bfloat16
 _FORWARD_ROWS = 16  # of a program, which reads W - 1 more
-_BACKWARD_ROWS = 4  # loaded at once; a program goes on through many
+# loaded at once, by whether the gradient of the output has parts; a program goes on through many
+_BACKWARD_ROWS = {False: 4, True: 2}
 # a thread of the backward keeps what two windows of 4 channels need without spills; an H200 then
 # holds so many programs at once, and a single wave of them leaves the fewest partial sums
 _REGISTERS = 128
@@ -39,11 +41,16 @@ def short_convolution_triton(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     activation: str | None,
-) -> tuple[Tensor, Tensor]:
-    """See short_convolution for shapes."""
+    readers: int,
+) -> tuple[Tensor, ...]:
+    """`readers` times the output, and the last inputs; see short_convolution for shapes."""
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.clamp(0, x.shape[1])  # a device cannot refuse wrong ones
-    return _forward(x, weight, bias, initial_state, cu_seqlens, activation == "silu")
+    inputs = (x, weight, bias, initial_state, cu_seqlens, activation == "silu")
+    if readers > 1 and torch.is_grad_enabled():
+        return _ReadOften.apply(readers, *inputs)
+    y, final = _forward(*inputs)
+    return *(y,) * readers, final
 
 
 @operator("short_convolution")
@@ -89,6 +96,8 @@ def _outputs(
 @operator("short_convolution_backward")
 def _backward(
     dy: Tensor | None,
+    dy_second: Tensor | None,
+    dy_third: Tensor | None,
     dfinal: Tensor | None,
     x: Tensor,
     weight: Tensor,
@@ -97,36 +106,42 @@ def _backward(
     cu_seqlens: Tensor | None,
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, weight, bias and initial_state; empty for an input that is None."""
+    """Gradients of x, weight, bias and initial_state; empty for an input that is None.
+
+    That of the output is the sum of the first three.
+    """
     dx, dweight, dbias, dstate = _gradients(
-        dy, dfinal, x, weight, bias, initial_state, cu_seqlens, silu
+        dy, dy_second, dy_third, dfinal, x, weight, bias, initial_state, cu_seqlens, silu
     )
     T, D = x.shape[1:]
-    x, dy = _rows(x), _rows(torch.zeros_like(x) if dy is None else dy)
+    x, dys = _rows(x), _alike(torch.zeros_like(x) if dy is None else dy, dy_second, dy_third)
     constants = _constants(x, weight, silu)
     columns = ceil_div(D, constants["BD"])
-    tiles = _tiles(T, len(x) * columns)
-    programs = _programs(x, cu_seqlens, tiles * _BACKWARD_ROWS)
-    sums = {"dtype": accumulator(x), "device": x.device}
-    dweights = torch.empty((programs, *weight.shape), **sums)
-    dbiases = None if bias is None else torch.empty((programs, D), **sums)
+    at_once = _BACKWARD_ROWS[dys[1] is not None]
+    tiles = _tiles(ceil_div(T, at_once), len(x) * columns)
+    programs = _programs(x, cu_seqlens, tiles * at_once)
+    W = weight.shape[1]
+    sums = torch.empty((programs, W + 1, D), dtype=accumulator(x), device=x.device)
     if programs * columns:
         with on_device_of(x):
             convolution_backward[(programs * columns,)](
-                dy, *_plain(dfinal), x,
+                *dys, *_plain(dfinal), x,
                 weight.contiguous(), *_plain(bias, initial_state, cu_seqlens),
-                dx, dweights, dbiases, None if initial_state is None else dstate,
+                dx, sums, None if initial_state is None else dstate,
                 T, _sequences(x, cu_seqlens), tiles,
-                dy.stride(0), dy.stride(1), x.stride(0), x.stride(1), D,
-                ROWS=_BACKWARD_ROWS, **constants, num_warps=2, maxnreg=_REGISTERS,
+                *dys[0].stride()[:2], *x.stride()[:2], D,
+                ROWS=at_once, **constants, num_warps=2, maxnreg=_REGISTERS,
             )  # fmt: skip
-    dweight = dweights.sum(0).to(dweight.dtype)
-    return dx, dweight, dbias if bias is None else dbiases.sum(0).to(dbias.dtype), dstate
+    sums = sums.sum(0)
+    dweight = sums[:W].T.to(dweight.dtype, memory_format=torch.contiguous_format, copy=True)
+    return dx, dweight, dbias if bias is None else sums[W].to(dbias.dtype, copy=True), dstate
 
 
 @_backward.register_fake
 def _gradients(
     dy: Tensor | None,
+    dy_second: Tensor | None,
+    dy_third: Tensor | None,
     dfinal: Tensor | None,
     x: Tensor,
     weight: Tensor,
@@ -157,12 +172,38 @@ def _differentiate(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[
     if dy is None and dfinal is None:
         return (None,) * 6
     inputs = ctx.saved_tensors
-    gradients = _backward(dy, dfinal, *inputs, ctx.silu)
+    return _of_inputs(ctx, (dy, None, None), dfinal)
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _of_inputs(
+    ctx: Any, dys: tuple[Tensor | None, ...], dfinal: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Gradients in the order of the inputs, from those of up to three readers of the output."""
+    inputs = ctx.saved_tensors
+    gradients = _backward(*dys, dfinal, *inputs, ctx.silu)
     pairs = zip(inputs, gradients, strict=False)  # bounds have none
     return *(None if x is None else gradient for x, gradient in pairs), None, None
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep)
+class _ReadOften(torch.autograd.Function):
+    """The output once for each reader: an operator must not return a tensor twice."""
+
+    @staticmethod
+    def forward(ctx: Any, readers: int, *inputs: Any) -> tuple[Tensor, ...]:
+        y, final = _forward(*inputs)
+        _keep(ctx, inputs, (y, final))
+        return y, *(y.view_as(y) for _ in range(readers - 1)), final
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        *dys, dfinal = gradients
+        dys = [dy for dy in dys if dy is not None]
+        if not dys and dfinal is None:
+            return (None,) * 7
+        return None, *_of_inputs(ctx, (*dys, *[None] * (MOST_READERS - len(dys))), dfinal)
 
 
 def _sequences(x: Tensor, cu_seqlens: Tensor | None) -> int:
@@ -178,13 +219,19 @@ def _programs(x: Tensor, cu_seqlens: Tensor | None, span: int) -> int:
     return T // span + _sequences(x, cu_seqlens) + 2
 
 
-def _tiles(length: int, rows: int) -> int:
-    """Tiles of a backward program: one full wave of programs, or else about four."""
+def _tiles(count: int, rows: int) -> int:
+    """Of `count` tiles of a row, those of one program: one full wave of programs, or about four."""
     rows = max(rows, 1)
     spans = _SLOTS // rows
     if 4 * spans * rows < 3 * _SLOTS:
         spans = ceil_div(4 * _SLOTS, rows)
-    return max(ceil_div(length, spans * _BACKWARD_ROWS), 1)
+    return max(ceil_div(count, spans), 1)
+
+
+def _alike(*dys: Tensor | None) -> list[Tensor | None]:
+    """The tensors with equal strides and neighbouring channels."""
+    strides = {dy.stride() for dy in dys if dy is not None}
+    return list(dys) if len(strides) == 1 and dys[0].stride(-1) == 1 else _plain(*dys)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -212,24 +259,25 @@ def _constants(x: Tensor, weight: Tensor, silu: bool) -> dict[str, Any]:
 
 def compile_cases() -> Iterator[Case]:
     """Filters of 2 to 4 taps on few and many channels, one position and many, in both dtypes."""
-    exact = ("weight", "bias", "state", "final", "dfinal", "dweights", "dbiases", "dstate")
+    exact = ("weight", "bias", "state", "final", "dfinal", "sums", "dstate")
     stateful = ("state", "bounds", "dstate", "dfinal")
     for W, channels, kind, bare in product((2, 3, 4), (64, 256), ("bf16", "fp32"), (True, False)):
-        pointers = dict.fromkeys(("x", "y", "dy", "dx"), kind) | dict.fromkeys(exact, "fp32")
+        streams = ("x", "y", "dy", "dy_second", "dy_third", "dx")
+        pointers = dict.fromkeys(streams, kind) | dict.fromkeys(exact, "fp32")
         pointers["bounds"] = "i64"
         dtype = torch.bfloat16 if kind == "bf16" else torch.float32
         x = torch.empty(1, 1, channels, dtype=dtype, device="meta")
         constants = _constants(x, x.new_empty(channels, W), bare)
         constants |= {"INTERPRETED": False, "ACC": tl.float32}
-        constants |= dict.fromkeys(stateful if bare else ())
+        constants |= dict.fromkeys(stateful if bare else ("dy_second", "dy_third"))
         aligned = ("x_batch", "x_row", "dy_batch", "dy_row", "D")
-        label = f"W={W} D={channels} {kind}{'' if bare else ' packed, with states'}"
+        label = f"W={W} D={channels} {kind}{'' if bare else ' packed, with states, read once'}"
         for rows in (_FORWARD_ROWS, 1):
             launched = constants | {"ROWS": rows, "num_warps": 1 if kind == "bf16" else 2}
             yield compile_case(
                 convolution_forward, pointers, launched, f"{label} {rows} rows", divisible=aligned
             )
-        launched = constants | {"ROWS": _BACKWARD_ROWS, "num_warps": 2}
+        launched = constants | {"ROWS": _BACKWARD_ROWS[bare], "num_warps": 2}
         yield compile_case(
             convolution_backward, pointers, launched, label, divisible=aligned, maxnreg=_REGISTERS
         )

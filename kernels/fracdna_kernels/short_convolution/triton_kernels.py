@@ -135,13 +135,15 @@ def convolution_forward(
 
 @triton.jit(do_not_specialize=["T", "N", "tiles"])
 def convolution_backward(
-    dy, dfinal, x, weight, bias, state, bounds,
-    dx, dweights, dbiases, dstate,
+    dy, dy_second, dy_third, dfinal, x, weight, bias, state, bounds,
+    dx, sums, dstate,
     T, N, tiles, dy_batch, dy_row, x_batch, x_row, D,
     W: tl.constexpr, WP: tl.constexpr, SILU: tl.constexpr,
     ROWS: tl.constexpr, BD: tl.constexpr, ACC: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """dx of tiles * ROWS positions, and what these inputs add to dweight and dbias.
+
+    dy is the sum of up to three gradients, with equal strides.
 
     The input of position t takes part in W outputs: dx_t = sum_k weight_{W-1-k} dp_{t+k} and
     dweight_{W-1-k} += x_t dp_{t+k}. So the sweep is W - 1 positions ahead of the gradients that it
@@ -157,7 +159,7 @@ def convolution_backward(
     known = tl.where(real, length, 0)
     top = (begin + first).to(tl.int64)
     x += tl.cast(row, tl.int64) * x_batch + top * x_row
-    dy += tl.cast(row, tl.int64) * dy_batch + top * dy_row
+    at = tl.cast(row, tl.int64) * dy_batch + top * dy_row
     dx += (tl.cast(row, tl.int64) * T + top) * D
     tail = (sequence.to(tl.int64) * D + d) * (W - 1)
     if state is not None:
@@ -173,7 +175,7 @@ def convolution_backward(
     for k in tl.static_range(W - 1):
         here = inside & (first + k < known)
         window = window + (tl.load(x + k * x_row + d, mask=here, other=0.0).to(ACC),)
-        dp = tl.load(dy + k * dy_row + d, mask=here, other=0.0).to(ACC)
+        dp = _gathered(dy, dy_second, dy_third, at + k * dy_row + d, here, ACC)
         dps = dps + (_before_activation(dp, window, k, taps, offset, SILU, W, INTERPRETED),)
         if state is not None:
             opening = real & (first == 0)
@@ -183,16 +185,17 @@ def convolution_backward(
             tl.store(dstate + tail + k, total, mask=inside & opening)
     window, dps = _last(window, 2 * (W - 1), W), _last(dps, 2 * (W - 1), W)
     x += (W - 1) * x_row
-    dy += (W - 1) * dy_row
+    at += (W - 1) * dy_row
     for _ in range(tl.minimum(tl.cdiv(tl.maximum(length - first, 0), ROWS), tiles)):
         rows, incoming = (), ()
         for r in tl.static_range(ROWS):
             here = inside & (first + W - 1 + r < known)
             rows = rows + (tl.load(x + r * x_row + d, mask=here, other=0.0),)
-            incoming = incoming + (tl.load(dy + r * dy_row + d, mask=here, other=0.0),)
+            place = at + r * dy_row + d
+            incoming = incoming + (_gathered(dy, dy_second, dy_third, place, here, ACC),)
         for r in tl.static_range(ROWS):
             window = window + (rows[r].to(ACC),)
-            dp = incoming[r].to(ACC)
+            dp = incoming[r]
             dps = dps + (_before_activation(dp, window, r, taps, offset, SILU, W, INTERPRETED),)
             dweight = _added(dweight, window[r], dps, r, W)
             dbias += dps[r]
@@ -203,13 +206,23 @@ def convolution_backward(
         window, dps = _last(window, ROWS + W - 1, W), _last(dps, ROWS + W - 1, W)
         first += ROWS
         x += ROWS * x_row
-        dy += ROWS * dy_row
+        at += ROWS * dy_row
         dx += ROWS * D
-    own = program.to(tl.int64) * D + d
+    own = sums + program.to(tl.int64) * (W + 1) * D + d
     for w in tl.static_range(W):
-        tl.store(dweights + own * W + w, dweight[w], mask=inside)
-    if bias is not None:
-        tl.store(dbiases + own, dbias, mask=inside)
+        tl.store(own + w * D, dweight[w], mask=inside)
+    tl.store(own + W * D, dbias, mask=inside)
+
+
+@triton.jit
+def _gathered(first, second, third, at, mask, ACC: tl.constexpr):
+    """The sum of what the readers of the output send back."""
+    total = tl.load(first + at, mask=mask, other=0.0).to(ACC)
+    if second is not None:
+        total += tl.load(second + at, mask=mask, other=0.0).to(ACC)
+    if third is not None:
+        total += tl.load(third + at, mask=mask, other=0.0).to(ACC)
+    return total
 
 
 @triton.jit
