@@ -38,19 +38,18 @@ def part_of(kernel: str, callers: Iterable[str] = ()) -> str:
         kernel: its name.
         callers: names of the operators and annotations that it was launched in, if known.
     """
-    for caller in callers:
-        if caller.startswith("fracdna::"):
-            for operator, part in OPERATORS.items():
-                if operator in caller:
-                    return part
-        if caller.startswith("Optimizer."):
-            return "optimizer"
-        if caller in PRODUCTS:
-            return "products"
-    for part, pattern in NAMES:
-        if re.search(pattern, kernel, re.IGNORECASE):
-            return part
-    return OTHER
+    told = next(filter(None, map(_told, callers)), None)
+    named = (part for part, pattern in NAMES if re.search(pattern, kernel, re.IGNORECASE))
+    return told or next(named, OTHER)
+
+
+def _told(caller: str) -> str | None:
+    """The part that a caller's name tells, if it does."""
+    if caller.startswith("fracdna::"):
+        return next((part for operator, part in OPERATORS.items() if operator in caller), None)
+    if caller.startswith("Optimizer."):
+        return "optimizer"
+    return "products" if caller in PRODUCTS else None
 
 
 def times_by_part(events: Iterable[Any]) -> dict[str, float]:

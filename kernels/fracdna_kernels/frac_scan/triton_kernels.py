@@ -213,7 +213,8 @@ def sweep_kernel(
     T, length, per_row, chunks, H, V, BLOCKS,
     M: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr,
     REVERSE: tl.constexpr, LOCAL: tl.constexpr, PACKED: tl.constexpr, INITIAL: tl.constexpr,
-    SPLIT: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr, OPERAND: tl.constexpr, STAGES: tl.constexpr,
+    SPLIT: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr, OPERAND: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """The state alone, S' = e S + (k r)^T v, or backwards its adjoint, S' = e S + (q f)^T g.
 
@@ -435,7 +436,8 @@ def gradient_kernel(
         columns = start + v
         wide = within(rows, columns, V, EVEN)
         g = tl.load(grad + columns[None, :], mask=wide, other=0.0)
-        adjoint = tl.load(adjoints + columns[None, :], mask=within(modes, columns, V, EVEN), other=0.0)
+        tall = within(modes, columns, V, EVEN)
+        adjoint = tl.load(adjoints + columns[None, :], mask=tall, other=0.0)
         dx = product(across, g, OPERAND, ACC) + product(kept, adjoint, OPERAND, ACC)
         tl.store(grad_values + columns[None, :], dx.to(grad_values.dtype.element_ty), mask=wide)
 

@@ -46,8 +46,9 @@ def short_convolution(
         form: "auto", "reference", "chunk", "recurrent" or "triton".
 
     Returns:
-        y (B, T, D) in the dtype of x, a tuple of it for more than one reader, and the last W - 1 inputs (N, D, W - 1) in float32 (float64
-        for float64 inputs), also where a sequence is shorter. Positions outside the bounds give 0.
+        y (B, T, D) in the dtype of x, a tuple of it for more than one reader, and the last W - 1
+        inputs (N, D, W - 1) in float32 (float64 for float64 inputs), also where a sequence is
+        shorter. Positions outside the bounds give 0.
 
     Raises:
         ValueError: axes that do not fit, an unknown activation or form, or too many readers.

@@ -171,7 +171,6 @@ def _differentiate(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[
     """Gradients in the order of the inputs."""
     if dy is None and dfinal is None:
         return (None,) * 6
-    inputs = ctx.saved_tensors
     return _of_inputs(ctx, (dy, None, None), dfinal)
 
 
