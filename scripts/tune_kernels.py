@@ -20,13 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-# a forward pass runs one kernel with two launches: alone, and where it keeps states for training
-KERNELS = {
-    "output": "output_kernel",
-    "keep": "output_kernel",
-    "sweep": "sweep_kernel",
-    "gradient": "gradient_kernel",
-}
+KERNELS = ("output", "sweep", "gradient")
 HEADS, LENGTH, ROWS = 16, 4096, 16
 PIECE = 1024  # sequences are cut, so that sweeps that only find the ends of pieces run too
 WARPS = (1, 2, 4, 8)
@@ -49,13 +43,12 @@ class Timing:
     """What a launch took.
 
     Attributes:
-        kernel: a name of KERNELS.
+        kernel: its name without "_kernel".
         modes: M.
         width: V.
         launch: what was tried.
         shipped: whether it is the one in use.
-        ms: median of all launches of this kernel in a forward and backward pass ("output": in a
-            forward pass without gradients); None: left out.
+        ms: median of all launches of this kernel in a forward and backward pass; None: left out.
         reason: why it was left out, else "".
     """
 
@@ -240,16 +233,6 @@ def both_passes(arguments: dict[str, Any]) -> list[Any]:
     return [output.detach(), *torch.autograd.grad(output, variables, output.detach())]
 
 
-def forward_pass(arguments: dict[str, Any]) -> list[Any]:
-    """The output alone, as of a model that is not trained."""
-    import torch
-
-    from fracdna_kernels import frac_scan
-
-    with torch.no_grad():
-        return [frac_scan(**arguments)[0]]
-
-
 def time_launch(
     kernel: str,
     launch: Launch,
@@ -257,7 +240,7 @@ def time_launch(
     expected: list[Any],
     seconds: float,
 ) -> float:
-    """Milliseconds of all launches of one kernel in a pass that uses it.
+    """Milliseconds of all launches of one kernel in a forward and a backward pass.
 
     Raises:
         ValueError: the numbers are not those of the shipped launch.
@@ -273,12 +256,12 @@ def time_launch(
     def choose(name: str, *sizes: Any) -> dict[str, int]:
         return dict(tried) if name == kernel else shipped(name, *sizes)
 
-    recorder = Recorder(getattr(planner, KERNELS[kernel]))
+    recorder = Recorder(getattr(planner, f"{kernel}_kernel"))
     with (
         mock.patch.object(planner, "launch", choose),
-        mock.patch.object(planner, KERNELS[kernel], recorder),
+        mock.patch.object(planner, f"{kernel}_kernel", recorder),
     ):
-        results = forward_pass(arguments) if kernel == "output" else both_passes(arguments)
+        results = both_passes(arguments)
     error = max(map(relative_error, results, expected))
     if error > AGREES:
         raise ValueError(f"differs from the shipped launch by {error:.0e}")

@@ -17,6 +17,7 @@ def test_a_kernel_belongs_to_what_launched_it():
     assert part_of("_backward_kernel", ["fracdna::add_rms_norm_backward", "Function"]) == "norms"
     assert part_of("Memset (Device)", ["aten::mm", "MmBackward0"]) == "products"
     assert part_of("Memset (Device)", ["aten::zero_"]) == "elementwise"
+    assert part_of("radix_sort", ["aten::embedding_dense_backward"]) == "loss"
     assert part_of("nvjet_sm90", []) == "products"
     assert part_of("unheard_of") == "other"
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fracdna_kernels.forms import accumulator
-from fracdna_kernels.triton_support import ceil_div, padded_size
+from fracdna_kernels.triton_support import ceil_div, on_device_of, padded_size
 
 PROGRAMS = 1024  # at most, where each leaves a row of partial sums: their traffic stays under 3 %
 
@@ -73,6 +73,57 @@ def partial_sums(*shape: int, like: Tensor) -> Tensor:
     """A buffer for what programs sum up, in the dtype of sums."""
     exact = accumulator(like)
     return torch.empty(shape, dtype=exact, device=like.device)
+
+
+@triton.jit(do_not_specialize=["count", "width"])
+def sum_kernel(parts, sums, count, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sums of ROWS rows, of COLUMNS columns of one group."""
+    columns, blocks = tl.cdiv(width, COLUMNS), tl.cdiv(count, ROWS)
+    column = tl.program_id(0) % columns * COLUMNS + tl.arange(0, COLUMNS)
+    block = tl.program_id(0) // columns  # of all groups
+    first = block % blocks * ROWS
+    row = first + tl.arange(0, ROWS)
+    parts += (block // blocks).to(tl.int64) * count * width
+    mask = (row < count)[:, None] & (column < width)[None, :]
+    tile = tl.load(parts + row[:, None] * width + column[None, :], mask=mask, other=0.0)
+    tl.store(sums + block * width + column, tl.sum(tile, axis=0), mask=column < width)
+
+
+def summed(parts: Tensor) -> Tensor:
+    """Sums of partial sums over the second axis, in a fixed order.
+
+    Twice as fast as PyTorch's own for a thousand rows of a few hundred columns: many programs sum
+    few rows each, until one row is left.
+
+    Args:
+        parts: (groups, programs, width), dense.
+
+    Returns:
+        (groups, width).
+    """
+    groups, count, width = parts.shape
+    if 0 in parts.shape:
+        return parts.new_zeros(groups, width)
+    while count > 1:
+        tile = sum_tile(count, width)
+        blocks = ceil_div(count, tile["ROWS"])
+        sums = parts.new_empty(groups, blocks, width)
+        with on_device_of(parts):
+            sum_kernel[(groups * blocks * ceil_div(width, tile["COLUMNS"]),)](
+                parts, sums, count, width, **tile
+            )
+        parts, count = sums, blocks
+    return parts[:, 0]
+
+
+@cache
+def sum_tile(count: int, width: int) -> dict[str, int]:
+    """Full lines of memory, all of a program's rows in flight at once."""
+    return {
+        "ROWS": min(64, padded_size(count)),
+        "COLUMNS": min(64, padded_size(width)),
+        "num_warps": 4,
+    }
 
 
 @triton.jit

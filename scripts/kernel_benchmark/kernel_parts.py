@@ -49,6 +49,8 @@ def _told(caller: str) -> str | None:
         return next((part for operator, part in OPERATORS.items() if operator in caller), None)
     if caller.startswith("Optimizer."):
         return "optimizer"
+    if "embedding" in caller:
+        return "loss"
     return "products" if caller in PRODUCTS else None
 
 

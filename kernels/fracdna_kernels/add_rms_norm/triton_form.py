@@ -23,6 +23,7 @@ from fracdna_kernels.triton_rows import (
     rows_of,
     share_tiles,
     store_tile,
+    summed,
     wide_tile,
 )
 from fracdna_kernels.triton_support import ceil_div, on_device_of, types
@@ -195,7 +196,7 @@ def _backward(
     d_x, d_residual = _streams(stream, x_dtype, residual_dtype)
     width, tile = stream.shape[-1], looped_tile(stream.shape[-1])
     programs, each = share_tiles(ceil_div(rstd.numel(), tile["ROWS"]))
-    parts = partial_sums(programs, width, like=rstd)
+    parts = partial_sums(1, programs, width, like=rstd)
     if programs and width:
         stream, stream_stride = rows_of(stream)
         d_normed, d_normed_stride = rows_of(d_normed)
@@ -207,7 +208,7 @@ def _backward(
                 stream_stride, d_normed_stride, d_stream_stride,
                 D=width, ACC=types(rstd.dtype)["ACC"], **tile,
             )  # fmt: skip
-    return d_x, d_residual, parts.sum(0).to(weight.dtype)
+    return d_x, d_residual, summed(parts)[0].to(weight.dtype)
 
 
 @_backward.register_fake

@@ -26,6 +26,7 @@ from fracdna_kernels.triton_rows import (
     partial_sums,
     rows_of,
     store_tile,
+    summed,
 )
 from fracdna_kernels.triton_support import ceil_div, on_device_of, padded_size, product, types
 
@@ -248,7 +249,7 @@ def _backward(
     each = max(1, ceil_div(tiles, max(1, PROGRAMS // blocks)))
     programs = ceil_div(tiles, each)
     d_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-    parts = partial_sums(programs, outputs * D + outputs, like=x)
+    parts = partial_sums(1, programs, outputs * D + outputs, like=x)
     if programs:
         x, x_stride = rows_of(x)
         d_other, other_stride = optional_rows(d_other)
@@ -257,7 +258,7 @@ def _backward(
                 d_output.contiguous(), d_other, x, weight.contiguous(), d_x, parts, count, each,
                 other_stride, x_stride, **tile,
             )  # fmt: skip
-    return d_x, parts.sum(0)
+    return d_x, summed(parts)[0]
 
 
 @_backward.register_fake

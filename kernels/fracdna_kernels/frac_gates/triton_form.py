@@ -15,7 +15,7 @@ from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.forms import accumulator
 from fracdna_kernels.frac_gates.triton_kernels import gates_backward, gates_forward
 from fracdna_kernels.registration import operator
-from fracdna_kernels.triton_rows import optional_rows, partial_sums, rows_of
+from fracdna_kernels.triton_rows import optional_rows, partial_sums, rows_of, summed
 from fracdna_kernels.triton_support import ceil_div, on_device_of, padded_size, types
 
 ELEMENTS = 2048  # of a tile: with 128 threads, 128 rows of 16 modes give each thread one clock
@@ -197,14 +197,14 @@ def _backward(
     constants = _constants(delta, read_logits, *options)
     count = delta.shape[0] * delta.shape[1]
     programs = ceil_div(count, constants["POSITIONS"])
-    sums = partial_sums(programs, delta.shape[-1] + 2, like=delta)
+    sums = partial_sums(1, programs, delta.shape[-1] + 2, like=delta)
     if programs:
         placed, strides = _placed(*inputs)
         with on_device_of(delta):
             gates_backward[(programs,)](
                 *placed, *incoming, *gradients, sums, count, *strides, **constants
             )
-    return (*gradients, sums.sum(0))
+    return (*gradients, summed(sums)[0])
 
 
 @_backward.register_fake

@@ -16,16 +16,13 @@ _EXACT_WIDTH = 32  # columns per program where products are exact, without matri
 # value columns of a program, warps, pipeline stages
 _TUNED = {
     "output": {
-        256: (64, 1, 3), 128: (64, 1, 3), 64: (64, 1, 3), 32: (32, 1, 3), 16: (16, 1, 3),
-    },
-    "keep": {
         256: (128, 2, 3), 128: (128, 2, 3), 64: (64, 2, 3), 32: (32, 2, 3), 16: (16, 1, 3),
     },
     "sweep": {
-        256: (128, 2, 4), 128: (128, 2, 4), 64: (64, 2, 4), 32: (32, 1, 4), 16: (16, 1, 4),
+        256: (128, 2, 3), 128: (128, 2, 4), 64: (64, 2, 4), 32: (32, 1, 4), 16: (16, 1, 4),
     },
     "gradient": {
-        256: (128, 2, 2), 128: (64, 1, 2), 64: (64, 1, 2), 32: (32, 1, 3), 16: (16, 1, 3),
+        256: (128, 2, 3), 128: (64, 1, 2), 64: (64, 1, 2), 32: (32, 1, 3), 16: (16, 1, 3),
     },
 }  # fmt: skip
 WIDEST = 256
@@ -35,8 +32,7 @@ def launch(kernel: str, M: int, V: int, dtype: torch.dtype) -> dict[str, int]:
     """Block of value columns, warps and pipeline stages of a kernel.
 
     Args:
-        kernel: "output", "keep" (the same kernel where it keeps states), "sweep", "gradient" or
-            "carry".
+        kernel: "output", "sweep", "gradient" or "carry".
         M: modes.
         V: value width.
         dtype: of the values.
@@ -52,7 +48,7 @@ def launch(kernel: str, M: int, V: int, dtype: torch.dtype) -> dict[str, int]:
     columns, warps, stages = _TUNED[kernel][min(width, WIDEST)]
     if M > 16:
         # tiles of modes are twice as wide; those of the output fit into no fewer warps
-        if kernel not in ("output", "keep"):
+        if kernel != "output":
             warps *= 2
         elif columns <= 32:
             columns, warps = 16, 1

@@ -177,7 +177,7 @@ def forward(
     states = values.new_empty(kept) if cu_seqlens is None else values.new_zeros(kept)
     with on_device_of(values):
         starts = _starts(problem, write, values, u, log_tau, initial, reverse=False)
-        programs, arguments = problem.sweep("keep" if keep else "output", initial, starts)
+        programs, arguments = problem.sweep("output", initial, starts)
         output_kernel[(programs,)](
             values, write, read, u, log_tau, output=output, final=final, states=states, KEEP=keep,
             **arguments,
@@ -313,8 +313,7 @@ def compile_cases() -> Iterator[Case]:
     for M, V, (dtype, kind) in product((16, 32), (16, 32, 64, 128, 256), dtypes):
         exact = {"ACC": tl.float32, "OPERAND": tl.bfloat16 if kind == "bf16" else tl.float32}
         for kernel, flags in _variants():
-            name = "keep" if flags.get("KEEP") else kernel.fn.__name__.removesuffix("_kernel")
-            chosen = launch(name, M, V, dtype)
+            chosen = launch(kernel.fn.__name__.removesuffix("_kernel"), M, V, dtype)
             sizes = {"M": M, "BM": M, "BT": BT, "EVEN": True}
             yield compile_case(
                 kernel,

@@ -25,6 +25,7 @@ from fracdna_kernels.triton_rows import (
     share_tiles,
     sigmoid,
     store_tile,
+    summed,
     wide_tile,
 )
 from fracdna_kernels.triton_support import ceil_div, on_device_of, types
@@ -278,7 +279,7 @@ def _backward(
                 x_stride, gate_stride, values_stride, d_output_stride,
                 **_constants(weight, groups, group_size, order, gate_bias, rstd), **tile,
             )  # fmt: skip
-    return d_x, d_gate, d_values, parts.sum(1)
+    return d_x, d_gate, d_values, summed(parts)
 
 
 @_backward.register_fake

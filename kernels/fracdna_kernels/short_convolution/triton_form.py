@@ -16,6 +16,7 @@ from fracdna_kernels.short_convolution.triton_kernels import (
     convolution_backward,
     convolution_forward,
 )
+from fracdna_kernels.triton_rows import partial_sums, summed
 from fracdna_kernels.triton_support import (
     INTERPRETED,
     ceil_div,
@@ -121,7 +122,7 @@ def _backward(
     tiles = _tiles(ceil_div(T, at_once), len(x) * columns)
     programs = _programs(x, cu_seqlens, tiles * at_once)
     W = weight.shape[1]
-    sums = torch.empty((programs, W + 1, D), dtype=accumulator(x), device=x.device)
+    sums = partial_sums(1, programs, (W + 1) * D, like=x)
     if programs * columns:
         with on_device_of(x):
             convolution_backward[(programs * columns,)](
@@ -132,7 +133,7 @@ def _backward(
                 *dys[0].stride()[:2], *x.stride()[:2], D,
                 ROWS=at_once, **constants, num_warps=2, maxnreg=_REGISTERS,
             )  # fmt: skip
-    sums = sums.sum(0)
+    sums = summed(sums).view(W + 1, D)
     dweight = sums[:W].T.to(dweight.dtype, memory_format=torch.contiguous_format, copy=True)
     return dx, dweight, dbias if bias is None else sums[W].to(dbias.dtype, copy=True), dstate
 
