@@ -75,7 +75,11 @@ def test_kernels_work_without_triton():
     """Triton is optional at run time: the operators import and run where it is absent."""
     code = (
         "import sys\nsys.modules['triton'] = None\nimport torch, fracdna_kernels as k\n"
-        "x = torch.ones(1, 5, 2)\nk.short_convolution(x, torch.ones(2, 4))"
+        "x = torch.ones(1, 5, 2)\nk.short_convolution(x, torch.ones(2, 4))\n"
+        "k.long_convolution(x, torch.ones(2, 9))\n"
+        "q, g = torch.ones(1, 5, 1, 2), torch.zeros(1, 5, 1)\n"
+        "k.decay_attention(q, q, q, g)\nk.delta_rule(q, q, q, g, g)\n"
+        "k.dplr_delta_rule(q, q, q, q, q, torch.zeros_like(q))"
     )
     assert modules_after(code) & {"numpy", "pyfaidx", "fracdna"} <= {"numpy"}  # torch's own
 

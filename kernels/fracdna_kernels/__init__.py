@@ -2,6 +2,7 @@
 
 from fracdna_kernels.add_rms_norm import add_rms_norm
 from fracdna_kernels.decay_attention import decay_attention
+from fracdna_kernels.delta_rule import delta_rule, dplr_delta_rule
 from fracdna_kernels.exact_linear import exact_linear
 from fracdna_kernels.frac_gates import frac_gates
 from fracdna_kernels.frac_scan import frac_scan
@@ -13,6 +14,8 @@ from fracdna_kernels.short_convolution import short_convolution
 __all__ = [
     "add_rms_norm",
     "decay_attention",
+    "delta_rule",
+    "dplr_delta_rule",
     "exact_linear",
     "frac_gates",
     "frac_scan",

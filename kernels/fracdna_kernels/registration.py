@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey, DispatchKeySet
 from torch._C._profiler import _RecordFunctionFast
 from torch.overrides import has_torch_function
 
@@ -21,25 +20,41 @@ NAMESPACE = "fracdna"
 
 def _bits(*names: str) -> int:
     """A set of dispatch keys as a number; the sets themselves cannot be looked up."""
-    return reduce(or_, (DispatchKeySet(getattr(DispatchKey, name)) for name in names)).raw_repr()
+    keys = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in names)
+    return reduce(or_, keys).raw_repr()
 
 
-# of a thread: with inference mode, without. Modes, transforms, tracing, ... add keys of their own
-_PLAIN_THREAD = frozenset({_bits("BackendSelect"), _bits("BackendSelect", "ADInplaceOrView")})
-# of a dense tensor: made in inference mode, or not. Fake, functional, wrapped, negated, sparse, ...
-# tensors have others
-_PLAIN_TENSOR = frozenset(
-    bits
-    for device in ("CPU", "CUDA")
-    for bits in (
-        _bits(device, f"Autocast{device}"),
-        _bits(device, f"Autocast{device}", f"Autograd{device}", "ADInplaceOrView"),
-    )
-)
+def _plain_keys() -> tuple[frozenset[int], frozenset[int]]:
+    """Dispatch keys of threads and of tensors that need nothing of the dispatcher but autograd.
+
+    They are no public part of PyTorch: where they cannot be read, nothing counts as plain.
+    """
+    try:
+        for read in ("_dispatch_tls_local_include_set", "_dispatch_keys"):
+            getattr(torch._C, read)
+        # with inference mode, and without; modes, transforms, tracing, ... add keys of their own
+        threads = {_bits("BackendSelect"), _bits("BackendSelect", "ADInplaceOrView")}
+        # dense, made in inference mode, or not; fake, functional, wrapped, sparse, ... have others
+        tensors = {
+            bits
+            for device in ("CPU", "CUDA")
+            for bits in (
+                _bits(device, f"Autocast{device}"),
+                _bits(device, f"Autocast{device}", f"Autograd{device}", "ADInplaceOrView"),
+            )
+        }
+    except AttributeError:
+        return frozenset(), frozenset()
+    return frozenset(threads), frozenset(tensors)
+
+
+_PLAIN_THREAD, _PLAIN_TENSOR = _plain_keys()
 
 
 def _plain(arguments: tuple[Any, ...]) -> bool:
     """Whether PyTorch's dispatcher would do nothing but record for autograd and call."""
+    if not _PLAIN_THREAD:
+        return False
     if torch._C._dispatch_tls_local_include_set().raw_repr() not in _PLAIN_THREAD:
         return False
     if has_torch_function(arguments):  # also of a mode

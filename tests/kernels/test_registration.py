@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fracdna_kernels
+from fracdna_kernels import registration
 from fracdna_kernels.check_cases import OPERATORS as CHECKED
 from fracdna_kernels.check_cases import make_inputs
 from fracdna_kernels.registration import Operator
@@ -228,6 +229,18 @@ def test_tensors_that_only_the_dispatcher_understands_are_left_to_it(name, calls
     meta = changed(name, calls, lambda x: x.to("meta"))
     assert all(x.is_meta for x in meta)
     assert [(x.shape, x.dtype) for x in meta] == [(x.shape, x.dtype) for x in expected]
+
+
+def test_without_the_internals_of_pytorch_every_call_is_registered(calls, monkeypatch):
+    """A release that hides the dispatch keys costs time, nothing else."""
+    monkeypatch.delattr(torch._C, "_dispatch_keys")
+    found = registration._plain_keys()
+    assert found == (frozenset(), frozenset())
+    monkeypatch.setattr(registration, "_PLAIN_THREAD", found[0])
+    operator = NAMES["rms_norm"]
+    with monkeypatch.context() as patch:
+        patch.setattr(operator, "registered", lambda *_: "registered")
+        assert operator(*fresh(calls["rms_norm"])) == "registered"
 
 
 @EVERY

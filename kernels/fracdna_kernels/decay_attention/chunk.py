@@ -12,8 +12,8 @@ H heads of v: G heads of q and k, times P that share one   W 1, or K where every
 import torch
 from torch import Tensor
 
+from fracdna_kernels.chunks import ChunkLayout, chunk_layout, chunk_states
 from fracdna_kernels.forms import accumulator
-from fracdna_kernels.frac_scan.chunk import _chunk_states, _Layout, _packed_layout
 
 ROWS = 64  # of a chunk: positions times rank
 
@@ -38,7 +38,7 @@ def decay_attention_chunk(
     if not v.numel() or not initial_state.numel():
         return torch.zeros_like(v), initial_state.clone()
     chunk = min(1 << (max(ROWS // R, 1).bit_length() - 1), 1 << (T - 1).bit_length())
-    layout = _Layout(T, chunk) if cu_seqlens is None else _packed_layout(cu_seqlens, T, chunk)
+    layout = chunk_layout(T, chunk, cu_seqlens)
 
     def split(x: Tensor, rows: int) -> Tensor:
         """(B, T, heads, *) to (B, N, G, P, rows, *), the rank within each position."""
@@ -57,7 +57,7 @@ def decay_attention_chunk(
 
 
 def _states(
-    total: Tensor, gained: Tensor, initial: Tensor, layout: _Layout
+    total: Tensor, gained: Tensor, initial: Tensor, layout: ChunkLayout
 ) -> tuple[Tensor, Tensor]:
     """State at the start of each chunk (B, N, G, P, K, V) and at the end of each sequence.
 
@@ -71,7 +71,7 @@ def _states(
     width = total.shape[-1]
     # whatever decays by a rate of its own is a head by itself: H of K rows, or H K of one row
     heads = (-1, initial.shape[1] * width, K // width, V)
-    start, final = _chunk_states(
+    start, final = chunk_states(
         -total.flatten(2),
         gained.reshape(gained.shape[0], *heads),
         total.new_ones(1),

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.functional import pad, threshold
 from torch.utils.checkpoint import checkpoint
 
+from fracdna_kernels.chunks import ChunkLayout, chunk_layout, later_sum
 from fracdna_kernels.forms import accumulator
-from fracdna_kernels.frac_scan.chunk import _later_sum, _Layout, _packed_layout
 
 DELTA_CHUNK = 64
 DPLR_CHUNK = 32
@@ -87,14 +87,14 @@ def _by_chunks(
     if T == 0 or initial_state.shape[0] == 0:
         return torch.zeros_like(v), initial_state.clone()
     size = min(most, 1 << (T - 1).bit_length())
-    layout = _Layout(T, size) if cu_seqlens is None else _packed_layout(cu_seqlens, T, size)
+    layout = chunk_layout(T, size, cu_seqlens)
     inputs = (q.to(dtype) * scale, *inputs[1:])
     chunk = prepare(*(layout.split(x.to(dtype)) for x in inputs))
     start, final = _chunk_states(chunk, initial_state, layout)
     return layout.join(chunk.reader @ start + chunk.output).to(v.dtype), final
 
 
-def _chunk_states(chunk: _Chunk, initial: Tensor, layout: _Layout) -> tuple[Tensor, Tensor]:
+def _chunk_states(chunk: _Chunk, initial: Tensor, layout: ChunkLayout) -> tuple[Tensor, Tensor]:
     """State at the start of each chunk (B, N, H, K, V) and at the end of each sequence."""
     packed = layout.owner is not None
     state = initial[:1] if packed else initial
@@ -140,7 +140,7 @@ def _delta_chunk(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> _C
     later_than = torch.ones(C, C, dtype=torch.bool, device=g.device).tril(-1)
     # column j sums the gates after j, down to each row; above the diagonal this leaves exp(0)
     decay = _decay(torch.where(later_than, g, 0.0).cumsum(-2))  # (B, N, H, C, C)
-    since_start, until_end = _decay(g.cumsum(-2)), _decay(_later_sum(g[..., 0]))
+    since_start, until_end = _decay(g.cumsum(-2)), _decay(later_sum(g[..., 0]))
     weighted = beta * k
     inverse = _unit_inverse((weighted @ k.mT) * decay)
     values = inverse @ (beta * v)
@@ -161,7 +161,7 @@ def _dplr_chunk(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, g: Tensor
     C = g.shape[-2]
     since_start = g.cumsum(-2)
     before = pad(since_start[..., :-1, :], (0, 0, 1, 0))
-    until_end = _decay(_later_sum(g.mT).mT)
+    until_end = _decay(later_sum(g.mT).mT)
     pairs = _pair_sums(torch.cat([q, a], -2), torch.cat([k, b], -2), g, since_start, before)
     (qk, qb), (ak, ab) = (x.split(C, -1) for x in pairs.split(C, -2))
     inverse = _unit_inverse(-ab)

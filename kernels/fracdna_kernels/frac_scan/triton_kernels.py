@@ -196,7 +196,9 @@ def output_kernel(
         state *= tl.exp2(-last_of(before, m, BT) * rate)[:, None]
         state += product(kept, x, OPERAND, ACC)
         result = result.to(output.dtype.element_ty)
-        tl.store(output + wide, result, mask=within(rows, v, V, EVEN))
+        # nobody reads it before it has left the cache; what is still to be read may stay
+        mask = within(rows, v, V, EVEN)
+        tl.store(output + wide, result, mask=mask, eviction_policy="evict_first")
         values += BT * H * V
         output += BT * H * V
         write += BT * H * M
@@ -439,7 +441,9 @@ def gradient_kernel(
         tall = within(modes, columns, V, EVEN)
         adjoint = tl.load(adjoints + columns[None, :], mask=tall, other=0.0)
         dx = product(across, g, OPERAND, ACC) + product(kept, adjoint, OPERAND, ACC)
-        tl.store(grad_values + columns[None, :], dx.to(grad_values.dtype.element_ty), mask=wide)
+        dx = dx.to(grad_values.dtype.element_ty)
+        at = grad_values + columns[None, :]
+        tl.store(at, dx, mask=wide, eviction_policy="evict_first")
 
 
 @triton.jit
