@@ -24,8 +24,9 @@ NOTES = {
     "peers": "times as fast: the peer's time per token over that of frac_scan.",
     "operators": "at 65,536 tokens; PyTorch: the exact form in the same dtypes.",
     "decode": "one position for N sequences, under a CUDA graph; floor: state read and written.",
-    "model": "ms: one training step of 65,536 bases; kernels ms and its parts from a profile; "
-    "outside: neither matrix products nor scan nor optimizer nor loss.",
+    "model": "ms: one training step of 65,536 bases, as Python launches it, or with the passes "
+    "replayed from CUDA graphs, as training does on one GPU; kernels ms and its parts from a "
+    "profile; outside: neither matrix products nor scan nor optimizer nor embedding and loss.",
 }
 
 

@@ -30,7 +30,7 @@ def main() -> None:
     results = json.loads(arguments.results.read_text())
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     draw_scan(left, [row for row in results["scan"] if is_of_the_device(row)])
-    draw_step(right, [row for row in results["model"] if "kernels ms" in row])
+    draw_step(right, results["model"])
     with atomic_file(arguments.picture) as path:
         figure.savefig(path, dpi=130, format="png")
 
@@ -56,13 +56,18 @@ def draw_scan(axes: plt.Axes, rows: list[dict[str, Any]]) -> None:
 
 
 def draw_step(axes: plt.Axes, rows: list[dict[str, Any]]) -> None:
-    """Device time of a training step by part, a bar per window."""
-    names, bottom = [f"{row['window']:,}" for row in rows], [0.0] * len(rows)
+    """Device time of a training step by part, a bar per window, and what a step takes in all."""
+    parted = [row for row in rows if "products ms" in row]
+    names, bottom = [f"{row['window']:,}" for row in parted], [0.0] * len(parted)
     for part in PARTS:
-        heights = [row.get(f"{part} ms", 0.0) for row in rows]
+        heights = [row.get(f"{part} ms", 0.0) for row in parted]
         axes.bar(names, heights, bottom=bottom, label=part)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-    axes.set(xlabel="window", ylabel="ms of the device for 65,536 bases")
+    whole = {f"{row['window']:,}": row["ms"] for row in rows if row.get("mode") == "graphs"}
+    shown = [(name, whole[name]) for name in names if name in whole]
+    if shown:
+        axes.plot(*zip(*shown, strict=True), "kD", label="a step, from CUDA graphs")
+    axes.set(xlabel="window", ylabel="ms for 65,536 bases")
     axes.set_title("training step of the 7M FRAC")
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
 
