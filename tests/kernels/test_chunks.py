@@ -6,7 +6,7 @@ from numerics import relative_error
 
 from fracdna_kernels.chunks import chunk_layout, chunk_states, later_sum, mode_decay
 
-BOUNDS = [None, [0, 13], [0, 0, 5, 5, 12], [2, 3, 11], [0, 0, 0]]
+BOUNDS = [None, [0, 13], [0, 0, 5, 5, 12], [0, 1, 2, 3, 13], [2, 3, 11], [0, 0, 0]]
 each_bounds = pytest.mark.parametrize("bounds", BOUNDS, ids=str)
 
 
