@@ -81,6 +81,8 @@ def check_values(default: DictConfig, config: DictConfig) -> None:
     """
     before = dict(_leaves(default))
     for name, value in _leaves(config):
+        if value == "???":
+            raise InputError(f"{name}=??? needs a value")
         if name in FREE or str(value).startswith("${"):
             continue
         _check_kind(name, before.get(name, value), value)

@@ -42,6 +42,7 @@ def test_an_experiment_wins_over_the_defaults_and_a_word_over_the_experiment():
         ("mixer=mamba9", "mamba9"),
         ("steps=0", "steps=0 must be at least 1"),
         ("steps=null", "steps=null needs a whole number"),
+        ("cuda_graphs='???'", "cuda_graphs=??? needs a value"),
         ("optimizer.lr=nan", "optimizer.lr=nan must be at least 0"),
         ("optimizer.betas=[0.9,2]", "must be at least 0 and at most 1"),
         ("optimizer.betas=high", "needs a list"),

@@ -6,7 +6,9 @@ launch them than the device to run them. A graph is launched as one.
 A graph repeats what it recorded on the addresses that it recorded. So batches are copied into
 buffers, and gradients are added, inside the graph, to buffers that become the `grad` of the
 parameters. Anything that reads or scales `grad` between two passes works as it does without graphs:
-clipping, optimizers, gradient accumulation, zeroing it in place or setting it to None.
+clipping, optimizers, gradient accumulation, zeroing it in place or setting it to None. What a graph
+cannot do: call hooks of parameters, give gradients to torch.autograd.grad or for some inputs alone,
+and leave alone a gradient that somebody keeps beyond the next pass.
 
 Parts that draw random numbers on the device, such as dropout, draw new ones in every replay.
 """
@@ -97,28 +99,27 @@ class CapturedPass:
         self, compute: Pass, parameters: Iterable[nn.Parameter], batch: Batch, recorder: Recorder
     ) -> None:
         self._batch = {name: values.clone() for name, values in batch.items()}
+        parameters = list(parameters)
         self._trained = [p for p in parameters if p.requires_grad]
-        self._addresses = _addresses(self._trained)
+        self._given = parameters
+        self._identity = _identity(self._given)
         self._passes = 0
         device = self._trained[0].device
         devices = [device] if device.type == "cuda" else []
-        low = {
-            "device_type": device.type,
-            "dtype": torch.get_autocast_dtype(device.type),
-            "enabled": torch.is_autocast_enabled(device.type),
-            "cache_enabled": False,
-        }
+        self._autocast = _autocast(device.type)
+        low = {"device_type": device.type, "cache_enabled": False} | self._autocast
         # Lightning takes the backward pass outside autocast, and so must the recording
         with torch.random.fork_rng(devices), torch.autocast(device.type, enabled=False):
             self._record(compute, low, recorder)
 
     def fits(self, batch: Batch) -> bool:
-        """Whether a batch has the names, shapes, dtypes and device that were recorded."""
-        return _shape(batch) == _shape(self._batch)
+        """Whether a batch's names, shapes, dtypes and device, and autocast, are as recorded."""
+        autocast = _autocast(self._trained[0].device.type)
+        return _shape(batch) == _shape(self._batch) and autocast == self._autocast
 
     def moved(self) -> bool:
-        """Whether parameters have left the addresses that were recorded."""
-        return _addresses(self._trained) != self._addresses
+        """Whether parameters have left their addresses, or were frozen or thawed, since."""
+        return _identity(self._given) != self._identity
 
     def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
         """The loss, with a gradient, and the further outputs, which last until the next call."""
@@ -215,7 +216,9 @@ class _Replayed(torch.autograd.Function):
 class GraphedPass:
     """A pass that is replayed for batches like the first one, and run as it is for all others.
 
-    Recorded at the first batch, and again if the parameters have moved since.
+    Recorded at the first batch, and again if the parameters have moved, or were frozen or thawed
+    since. Of what else a pass depends on, such as the mode of dropout, the first batch decides.
+    Copies and pickles are without the recording, and make their own.
 
     Args:
         compute: see CapturedPass.
@@ -250,6 +253,10 @@ class GraphedPass:
                 return self._captured(batch)
         return self._compute(batch)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: graphs belong to the memory of this object."""
+        return self.__dict__ | {"_captured": None}
+
     def _capture(self, batch: Batch) -> None:
         """Record, if it can be done."""
         self._captured = None  # its memory is needed
@@ -258,6 +265,7 @@ class GraphedPass:
             self._captured = CapturedPass(self._compute, self._parameters, batch, recorder)
             return
         except Exception as error:  # of any kernel or library; a run can go on without graphs
+            _raise_interruption(error)
             reason = _reason(error)
             if self._required:
                 raise InputError(
@@ -317,11 +325,19 @@ def graph_obstacle(strategy: Strategy, model: nn.Module) -> str | None:
 
 
 def _reason(error: BaseException) -> str:
-    """The error that came first, in one line: those that it led to say only that work was lost."""
-    while error.__context__ is not None:
+    """What went wrong, in one line: the end of a capture says only that something did before."""
+    while error.__context__ is not None and "captur" in str(error).lower():
         error = error.__context__
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}"
+
+
+def _raise_interruption(error: BaseException | None) -> None:
+    """Ctrl-C may end a capture, which then ends in an error of its own."""
+    while error is not None:
+        if not isinstance(error, Exception):
+            raise error
+        error = error.__context__
 
 
 def _shape(batch: Batch) -> dict[str, tuple[Any, ...]]:
@@ -329,6 +345,14 @@ def _shape(batch: Batch) -> dict[str, tuple[Any, ...]]:
     return {name: (x.shape, x.dtype, x.device) for name, x in batch.items()}
 
 
-def _addresses(parameters: Iterable[Tensor]) -> list[int]:
-    """Where parameters are."""
-    return [parameter.data_ptr() for parameter in parameters]
+def _autocast(device: str) -> dict[str, Any]:
+    """What autocast is set to."""
+    return {
+        "enabled": torch.is_autocast_enabled(device),
+        "dtype": torch.get_autocast_dtype(device),
+    }
+
+
+def _identity(parameters: Iterable[Tensor]) -> list[tuple[int, bool]]:
+    """Where parameters are, and whether they are trained."""
+    return [(parameter.data_ptr(), parameter.requires_grad) for parameter in parameters]

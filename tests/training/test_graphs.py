@@ -289,7 +289,7 @@ class Refusing(Rerun):
         try:
             raise RuntimeError("operation not permitted\nwhen recording")
         finally:
-            raise ValueError("the recording was invalidated")
+            raise ValueError("the capture was invalidated")
 
 
 def test_a_recording_that_fails_costs_a_warning():
@@ -316,6 +316,92 @@ def strategy(name):
         "CPU": SingleDeviceStrategy(CPU),
         "two GPUs": DDPStrategy(parallel_devices=cuda, cluster_environment=LightningEnvironment()),
     }[name]
+
+
+def products(*values):
+    """Parameters, and a pass whose loss is their product with the ids."""
+    parameters = [torch.nn.Parameter(torch.tensor([float(v)])) for v in values]
+
+    def compute(batch):
+        loss = batch["ids"].float()
+        for parameter in parameters:
+            loss = loss * parameter
+        return (loss.sum(),)
+
+    return parameters, GraphedPass(compute, parameters, recorder=Rerun)
+
+
+def test_a_pass_is_recorded_anew_when_parameters_are_frozen_or_thawed():
+    """Gradients go to those that are trained now."""
+    (first, second), graphed = products(2, 3)
+    batch = {"ids": torch.tensor([5.0])}
+    for trained in ((True, False), (True, True), (False, True)):
+        for parameter, flag in zip((first, second), trained, strict=True):
+            parameter.requires_grad_(flag)
+            parameter.grad = None
+        graphed(batch)[0].backward()
+        found = [None if p.grad is None else p.grad.item() for p in (first, second)]
+        assert found == [15.0 if trained[0] else None, 10.0 if trained[1] else None]
+
+
+def test_another_autocast_is_not_replayed():
+    """The dtype of a pass is that of the place where it is called."""
+    weight = torch.nn.Parameter(torch.full((4, 4), 1 / 3))
+    graphed = GraphedPass(lambda b: ((b["ids"] @ weight).sum(),), [weight], recorder=Rerun)
+    batch = {"ids": torch.full((4, 4), 1 / 3)}
+    with torch.autocast("cpu", torch.bfloat16):
+        low = graphed(batch)[0]
+    exact = graphed(batch)[0]
+    assert low.dtype == torch.bfloat16
+    assert exact.dtype == torch.float32
+    torch.testing.assert_close(exact, (batch["ids"] @ weight).sum())
+
+
+def test_a_copy_makes_its_own_recording():
+    """A copied or stored module has other parameters, at other addresses."""
+    model = tiny_model("frac")
+    module = training(model, partial(GraphedPass, recorder=Rerun))
+    batch = {"ids": torch.randint(7, 11, (2, 8))}
+    module.training_pass(batch)[0].backward()
+    other = copy.deepcopy(module)
+    other.zero_grad()
+    other.training_pass(batch)[0].backward()
+    gradients = [[p.grad for p in m.parameters()] for m in (module.model, other.model)]
+    for mine, copied in zip(*gradients, strict=True):
+        assert mine is not copied
+        torch.testing.assert_close(copied, mine)
+
+
+class Fails(Rerun):
+    """Like the end of a capture in which something went wrong."""
+
+    wrong: BaseException = torch.OutOfMemoryError("CUDA out of memory")
+
+    def record(self, work):
+        try:
+            try:
+                {}["key"]
+            except KeyError:  # handled by whoever meets it
+                raise self.wrong from None
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_the_reason_of_a_failed_recording_is_what_went_wrong():
+    """Not what it led to, and not what was handled before."""
+    (weight,), _ = products(2)
+    graphed = GraphedPass(lambda b: ((weight * b["ids"]).sum(),), [weight], recorder=Fails)
+    with pytest.warns(RuntimeWarning, match="recorded: OutOfMemoryError: CUDA out of memory"):
+        graphed({"ids": torch.ones(1)})
+
+
+def test_an_interruption_ends_a_recording(monkeypatch):
+    """Also where the end of the capture fails after it."""
+    monkeypatch.setattr(Fails, "wrong", KeyboardInterrupt())
+    (weight,), _ = products(2)
+    graphed = GraphedPass(lambda b: ((weight * b["ids"]).sum(),), [weight], recorder=Fails)
+    with pytest.raises(KeyboardInterrupt):
+        graphed({"ids": torch.ones(1)})
 
 
 @pytest.mark.parametrize(
