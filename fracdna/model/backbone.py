@@ -22,11 +22,15 @@ class Backbone(nn.Module):
         d_model: width of the stream.
         num_layers: number of blocks.
         mixer: called with d_model, layer_index and num_layers, once per block.
-        norm: called with a width.
+        norm: called with a width, for every block and the end; None: mixers that have their own.
         mlp: called with d_model and num_layers, once per block; None: blocks without an MLP.
+        final_norm: called with a width, for the end; None: norm.
         vocabulary_rows: rows of the embedding; None: those of the DNA vocabulary.
         activation_checkpointing: recompute each block in the backward pass instead of keeping its
             activations; parameter names stay the same.
+
+    Raises:
+        ValueError: neither a norm nor a final norm.
     """
 
     def __init__(
@@ -34,12 +38,16 @@ class Backbone(nn.Module):
         d_model: int,
         num_layers: int,
         mixer: Callable[..., Mixer],
-        norm: Callable[[int], nn.Module],
+        norm: Callable[[int], nn.Module] | None,
         mlp: Callable[..., nn.Module] | None = None,
+        final_norm: Callable[[int], nn.Module] | None = None,
         vocabulary_rows: int | None = None,
         activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
+        final_norm = final_norm or norm
+        if final_norm is None:
+            raise ValueError("norm=null needs a final_norm: the head reads a normalised stream")
         self.d_model = d_model
         self.activation_checkpointing = activation_checkpointing
         self.embedding = nn.Embedding(vocabulary_rows or DNA.rows, d_model)
@@ -53,7 +61,7 @@ class Backbone(nn.Module):
             )
             for index in range(num_layers)
         )
-        self.final_norm = norm(d_model)
+        self.final_norm = final_norm(d_model)
 
     def forward(
         self, ids: Tensor, *, cu_seqlens: Tensor | None = None, observe: Observer | None = None

@@ -18,9 +18,15 @@ class Block(nn.Module):
     """s + mixer(norm(s)), then s + mlp(norm(s)) where an MLP exists; s is the stream."""
 
     def __init__(
-        self, d_model: int, mixer: Mixer, norm: Callable[[int], nn.Module], mlp: nn.Module | None
+        self,
+        d_model: int,
+        mixer: Mixer,
+        norm: Callable[[int], nn.Module] | None,
+        mlp: nn.Module | None,
     ) -> None:
         super().__init__()
+        # without a norm the mixer reads the stream itself and has norms of its own
+        norm = nn.Identity if norm is None else norm
         self.mixer_norm = norm(d_model)
         self.mixer = mixer
         self.mlp_norm = None if mlp is None else norm(d_model)

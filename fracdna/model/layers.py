@@ -1,10 +1,11 @@
-"""Small layers shared by all models: norm, gated MLP, rotary angles, linear maps."""
+"""Small layers shared by all models: norms, MLPs, rotary angles, linear maps."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
+from torch.nn.functional import linear as linear_map
 
 from fracdna_kernels import add_rms_norm
 
@@ -13,6 +14,13 @@ class RMSNorm(nn.RMSNorm):
     """weight * x / rms(x) over the last axis, without bias."""
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__(width, eps=eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """weight * (x - mean) / standard deviation + bias over the last axis."""
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
         super().__init__(width, eps=eps)
 
 
@@ -58,6 +66,14 @@ def paired_linear(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Two tensors (..., outputs), in the dtype of autocast where that is on.
     """
+    if not x.is_cuda:  # nothing to gain, and functions of its own bar transforms of functions
+        first, second = weight.chunk(2)
+        return linear_map(x, first), linear_map(x, second)
+    return fused_paired_linear(x, weight)
+
+
+def fused_paired_linear(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """As paired_linear, on any device with the backward pass that adds in place."""
     device = x.device.type
     if x.dtype != torch.float64 and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -77,6 +93,14 @@ class _PairedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_first: Tensor, of_second: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
+        # the products are in the dtype of the forward pass, whatever holds around the backward one
+        with torch.autocast(x.device.type, enabled=False):
+            return _PairedLinear._gradients(x, weight, of_first, of_second)
+
+    @staticmethod
+    def _gradients(
+        x: Tensor, weight: Tensor, of_first: Tensor, of_second: Tensor
+    ) -> tuple[Tensor, Tensor]:
         first, second = weight.chunk(2)
         if torch.is_grad_enabled():  # second derivatives: nothing may be written in place
             of_both = torch.cat([of_first, of_second], dim=-1)
@@ -107,6 +131,19 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, d_model) to the same shape."""
         return self.down_projection(silu(self.gate_projection(x)) * self.up_projection(x))
+
+
+class MLP(nn.Module):
+    """W_down gelu(W_up x + b_up) + b_down, with the tanh form of GELU."""
+
+    def __init__(self, d_model: int, *, width: int, num_layers: int = 1) -> None:
+        super().__init__()
+        self.up_projection = linear(d_model, width, bias=True)
+        self.down_projection = linear(width, d_model, bias=True, std=residual_std(num_layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, d_model) to the same shape."""
+        return self.down_projection(gelu(self.up_projection(x), approximate="tanh"))
 
 
 def rotary_angles(positions: Tensor, width: int, base: float) -> Tensor:

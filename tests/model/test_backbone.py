@@ -56,9 +56,10 @@ def test_observers_see_the_embedding_and_every_block(mixer):
     with torch.inference_mode():
         hidden = model.backbone(ids, observe=seen.__setitem__)
         model.backbone.step(ids, model.initial_state(1), observe=carried.__setitem__)
+        last = model.backbone.final_norm(seen[max(seen)])
     assert list(seen) == list(range(len(model.backbone.blocks) + 1))
     assert torch.equal(seen[0], model.backbone.embedding(ids.long()))
-    assert torch.equal(model.backbone.final_norm(seen[max(seen)]), hidden)
+    assert torch.equal(last, hidden)
     for layer, x in seen.items():
         assert relative_error(carried[layer], x) < 1e-5
 

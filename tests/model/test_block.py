@@ -30,7 +30,7 @@ class Sum(nn.Module):
         return self.map(total), total[:, -1]
 
 
-@pytest.mark.parametrize("norm", [RMSNorm, nn.LayerNorm])
+@pytest.mark.parametrize("norm", [RMSNorm, nn.LayerNorm, None])
 @pytest.mark.parametrize("mlp", [None, GatedMLP])
 def test_a_block_adds_its_branches_to_the_stream(norm, mlp):
     """The pair of a block sums to s + mixer(norm(s)), then s + mlp(norm(s)); also in a step."""
@@ -57,3 +57,18 @@ def test_under_autocast_the_stream_stays_exact_and_branches_get_the_lower_dtype(
     assert hidden.dtype == torch.float32
     assert seen == [torch.float32] * 4
     assert [block.mixer.given for block in model.blocks] == [[torch.bfloat16]] * 3
+
+
+def test_without_norms_in_blocks_the_end_has_one_of_its_own():
+    """The stream reaches mixers as it is; a model without any norm is refused."""
+    model = Backbone(WIDTH, 2, Sum, None, final_norm=nn.LayerNorm)
+    assert [name for name, _ in model.named_parameters() if "norm" in name] == [
+        "final_norm.weight", "final_norm.bias",
+    ]  # fmt: skip
+    ids = torch.full((1, 4), 7)
+    stream = model.embedding(ids)
+    for block in model.blocks:
+        stream = stream + block.mixer(stream)
+    assert relative_error(model(ids), model.final_norm(stream)) < 1e-6
+    with pytest.raises(ValueError, match="norm=null needs a final_norm"):
+        Backbone(WIDTH, 2, Sum, None)
