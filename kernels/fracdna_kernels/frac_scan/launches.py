@@ -1,4 +1,4 @@
-"""How the kernels of frac_scan are launched: constants, found offline by scripts/tune_kernels.py.
+"""How the kernels of frac_scan are launched: constants, timed offline (scripts/tune_kernels.py).
 
 Nothing is tuned when the operator runs: a first call would stall, ranks could differ, and equal
 calls could give unequal bits.
