@@ -1,5 +1,6 @@
 """Gated DeltaNet: a memory that decays by head and corrects what it has stored under a key."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from torch.nn.functional import softplus
 
 from fracdna.mixers.mixer import Mixer, Shared, convolution_tail, valid_positions
 from fracdna.mixers.positions import sequence_positions
+from fracdna.mixers.post import TaperedSpectrum, checked_length
 from fracdna.mixers.time_steps import time_step_bias
 from fracdna.model.layers import linear
 from fracdna_kernels import delta_rule, exact_linear, gated_rms_norm, short_convolution
@@ -35,8 +37,15 @@ class GDN(Mixer):
         negative_eigenvalues: beta up to 2 and not 1, so that a write can also turn around what is
             stored.
         form: form of delta_rule.
+        post: rates of which the fastest is post_length times the slowest, tapered by the position
+            (see TaperedSpectrum).
+        post_length: positions of a training sequence, needed with post.
+        post_span: full | strict, see TaperedSpectrum.
 
-    Source: Yang et al. 2024, Gated Delta Networks, arXiv 2412.06464.
+    Raises:
+        ValueError: post without a length, or with an unknown span.
+
+    Source: Yang et al. 2024, Gated Delta Networks, arXiv 2412.06464; post: arXiv 2604.07658.
     """
 
     def __init__(
@@ -51,6 +60,9 @@ class GDN(Mixer):
         conv_width: int = 4,
         negative_eigenvalues: bool = False,
         form: str = "auto",
+        post: bool = False,
+        post_length: int | None = None,
+        post_span: str = "full",
     ) -> None:
         super().__init__()
         keys, values = num_heads * key_width, num_heads * value_width
@@ -61,8 +73,13 @@ class GDN(Mixer):
         self.gate_projection = linear(d_model, values)
         self.dynamics = linear(d_model, 2 * num_heads)  # logits of beta, then time steps
         self.conv_weight = nn.Parameter(torch.randn(2 * keys + values, conv_width) * 0.02)
-        # 1 - rand is never 0, whose logarithm would be a rate that no gradient can move
-        self.A_log = nn.Parameter(torch.log(16 * (1 - torch.rand(num_heads))))
+        self.taper: TaperedSpectrum | None = None
+        if post:
+            fast = math.log(checked_length(post_length))
+            self.taper = TaperedSpectrum(0.0, fast, num_heads, length=post_length, span=post_span)
+        else:
+            # 1 - rand is never 0, whose logarithm would be a rate that no gradient can move
+            self.A_log = nn.Parameter(torch.log(16 * (1 - torch.rand(num_heads))))
         self.dt_bias = nn.Parameter(time_step_bias(num_heads))
         self.norm_weight = nn.Parameter(torch.ones(value_width))
         self.out_projection = linear(values, d_model)
@@ -76,12 +93,12 @@ class GDN(Mixer):
     def initial_state(self, batch: int) -> GDNState:
         """An empty memory."""
         channels, taps = self.conv_weight.shape
-        exact = torch.promote_types(self.A_log.dtype, torch.float32)
+        exact = torch.promote_types(self.dt_bias.dtype, torch.float32)
         memory = (batch, self.num_heads, self.key_width, self.value_width)
         return GDNState(
-            self.A_log.new_zeros(memory, dtype=exact),
-            self.A_log.new_zeros(batch, channels, taps - 1, dtype=exact),
-            self.A_log.new_zeros(batch, dtype=torch.long),
+            self.dt_bias.new_zeros(memory, dtype=exact),
+            self.dt_bias.new_zeros(batch, channels, taps - 1, dtype=exact),
+            self.dt_bias.new_zeros(batch, dtype=torch.long),
         )
 
     def step(
@@ -107,12 +124,14 @@ class GDN(Mixer):
 
         Args:
             steps: (batch, length, heads), logits of the time steps, in full precision.
-            positions: (length,) or (batch, length), counted from 0 in each sequence; of no effect.
+            positions: (length,) or (batch, length), counted from 0 in each sequence; of effect
+                under post alone.
 
         Returns:
             (batch, length, heads), natural log, at most 0.
         """
-        return -torch.exp(self.A_log) * softplus(steps + self.dt_bias)
+        log_rate = self.A_log if self.taper is None else self.taper(positions)
+        return -torch.exp(log_rate) * softplus(steps + self.dt_bias)
 
     def _mix(
         self,

@@ -4,6 +4,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from fracdna.mixers.linear_attention import LinearAttention
+from fracdna.mixers.post import TaperedGate
 from fracdna.model.layers import linear
 from fracdna_kernels import exact_linear
 
@@ -21,8 +22,14 @@ class GLA(LinearAttention):
         decay_rank: inner width of the map from the input to the decay.
         decay_temper: divides the log decay, so that an untrained memory lasts 23 positions.
         form: form of decay_attention.
+        post: the decay is that of TaperedGate; rank and temper are then of no effect.
+        post_length: positions of a training sequence, needed with post.
+        post_span: full | strict, see TaperedSpectrum.
 
-    Source: arXiv 2312.06635.
+    Raises:
+        ValueError: post without a length, or with an unknown span.
+
+    Source: arXiv 2312.06635; post: arXiv 2604.07658.
     """
 
     def __init__(
@@ -37,16 +44,28 @@ class GLA(LinearAttention):
         decay_rank: int = 16,
         decay_temper: float = 16.0,
         form: str = "auto",
+        post: bool = False,
+        post_length: int | None = None,
+        post_span: str = "full",
     ) -> None:
         super().__init__(
             d_model, num_heads=num_heads, key_width=key_width, value_width=value_width, form=form
         )
         self.decay_temper = decay_temper
-        self.decay_down = linear(d_model, decay_rank)
-        self.decay_up = linear(decay_rank, num_heads * key_width, bias=True)
+        self.tapered_gate: TaperedGate | None = None
+        if post:
+            self.tapered_gate = TaperedGate(
+                d_model, num_heads=num_heads, key_width=key_width,
+                length=post_length, span=post_span,
+            )  # fmt: skip
+        else:
+            self.decay_down = linear(d_model, decay_rank)
+            self.decay_up = linear(decay_rank, num_heads * key_width, bias=True)
 
-    def log_decay(self, x: Tensor, count: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    def log_decay(self, x: Tensor, positions: Tensor) -> Tensor:
         """See LinearAttention.log_decay; (batch, length, heads, key width)."""
+        if self.tapered_gate is not None:
+            return self.tapered_gate(x, positions)
         # in bfloat16 every time scale would be wrong by up to 1 in 256
         inner = exact_linear(x, self.decay_down.weight)
         logits = exact_linear(inner, self.decay_up.weight, self.decay_up.bias)

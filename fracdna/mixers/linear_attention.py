@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fracdna.mixers.mixer import Mixer, Shared, valid_positions
+from fracdna.mixers.positions import sequence_positions
 from fracdna.model.layers import linear
 from fracdna_kernels import decay_attention, gated_rms_norm
 
@@ -45,30 +46,25 @@ class LinearAttention(Mixer):
         self.out_projection = linear(num_heads * value_width, d_model)
 
     @abstractmethod
-    def log_decay(self, x: Tensor, count: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    def log_decay(self, x: Tensor, positions: Tensor) -> Tensor:
         """How much of the memory each position keeps.
 
         Args:
             x: (batch, length, d_model).
-            count: (batch,) positions before the first; None: whole sequences. With cu_seqlens it
-                serves decays that depend on the position, see sequence_positions.
-            cu_seqlens: bounds of packed sequences.
+            positions: (length,) or (batch, length), counted from 0 in each sequence.
 
         Returns:
             (batch, length, heads), or (batch, length, heads, key width) where every key channel
             fades alone: natural log, at most 0, float32 (float64 in a float64 model).
         """
 
-    def placed(
-        self, q: Tensor, k: Tensor, count: Tensor | None, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def placed(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys that know where they stand; here they do not.
 
         Args:
             q: (batch, length, heads, key width).
             k: like q.
-            count: as in log_decay.
-            cu_seqlens: as in log_decay.
+            positions: as in log_decay.
         """
         return q, k
 
@@ -117,8 +113,9 @@ class LinearAttention(Mixer):
             projection(x).unflatten(-1, (self.num_heads, -1))
             for projection in (self.q_projection, self.k_projection, self.v_projection)
         )
-        q, k = self.placed(q, k, count, cu_seqlens)
-        g = self.log_decay(x, count, cu_seqlens)
+        positions = sequence_positions(x, count, cu_seqlens)
+        q, k = self.placed(q, k, positions)
+        g = self.log_decay(x, positions)
         if lengths is not None:
             # a pad must neither write nor let the memory fade
             valid = valid_positions(lengths, x.shape[1])[..., None, None]

@@ -1,5 +1,6 @@
 """Mamba-2: a selective state space with one decay per head, by the time step of each position."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -7,8 +8,12 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fracdna.mixers.mixer import Mixer, Shared, convolution_tail, valid_positions
-from fracdna.mixers.time_steps import time_step_bias
+from fracdna.mixers.positions import sequence_positions
+from fracdna.mixers.post import TaperedSpectrum, checked_length
+from fracdna.mixers.time_steps import inverse_softplus, time_step_bias
 from fracdna_kernels import decay_attention, exact_linear, gated_rms_norm, short_convolution
+
+POST_TIME_STEP = 0.05  # fixed part of the time step under post
 
 
 class Mamba2State(NamedTuple):
@@ -32,12 +37,16 @@ class Mamba2(Mixer):
         expand: E = expand * D.
         conv_width: taps of the causal convolution of x, B and C.
         form: form of decay_attention.
+        post: rates that span the time scales of post_length, tapered by the position (see
+            TaperedSpectrum); the bias of the time step is then fixed.
+        post_length: positions of a training sequence, needed with post.
+        post_span: full | strict, see TaperedSpectrum.
 
     Raises:
         ValueError: heads that do not divide the inner width, or groups that do not divide the
-            heads.
+            heads; post without a length, or with an unknown span.
 
-    Source: arXiv 2405.21060.
+    Source: arXiv 2405.21060; post: arXiv 2604.07658.
     """
 
     def __init__(
@@ -52,6 +61,9 @@ class Mamba2(Mixer):
         expand: int = 2,
         conv_width: int = 4,
         form: str = "auto",
+        post: bool = False,
+        post_length: int | None = None,
+        post_span: str = "full",
     ) -> None:
         super().__init__()
         inner = expand * d_model
@@ -70,8 +82,16 @@ class Mamba2(Mixer):
         bound = conv_width**-0.5
         self.conv_weight = nn.Parameter(torch.empty(channels, conv_width).uniform_(-bound, bound))
         self.conv_bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound))
-        self.A_log = nn.Parameter(torch.empty(num_heads).uniform_(1, 16).log())
-        self.dt_bias = nn.Parameter(time_step_bias(num_heads))
+        self.taper: TaperedSpectrum | None = None
+        self.dt_bias: nn.Parameter | float
+        if post:
+            fast = -math.log(POST_TIME_STEP)
+            slow = fast - math.log(checked_length(post_length))
+            self.taper = TaperedSpectrum(slow, fast, num_heads, length=post_length, span=post_span)
+            self.dt_bias = inverse_softplus(torch.tensor(POST_TIME_STEP).double()).item()
+        else:
+            self.A_log = nn.Parameter(torch.empty(num_heads).uniform_(1, 16).log())
+            self.dt_bias = nn.Parameter(time_step_bias(num_heads))
         self.skip = nn.Parameter(torch.ones(num_heads))
         self.norm_weight = nn.Parameter(torch.ones(inner))
         self.out_projection = nn.Linear(inner, d_model, bias=False)
@@ -87,12 +107,12 @@ class Mamba2(Mixer):
     def initial_state(self, batch: int) -> Mamba2State:
         """An empty memory."""
         channels, taps = self.conv_weight.shape
-        exact = torch.promote_types(self.A_log.dtype, torch.float32)
+        exact = torch.promote_types(self.skip.dtype, torch.float32)
         memory = (batch, self.num_heads, self.state_width, self.value_width)
         return Mamba2State(
-            self.A_log.new_zeros(memory, dtype=exact),
-            self.A_log.new_zeros(batch, channels, taps - 1, dtype=exact),
-            self.A_log.new_zeros(batch, dtype=torch.long),
+            self.skip.new_zeros(memory, dtype=exact),
+            self.skip.new_zeros(batch, channels, taps - 1, dtype=exact),
+            self.skip.new_zeros(batch, dtype=torch.long),
         )
 
     def step(
@@ -113,19 +133,19 @@ class Mamba2(Mixer):
         channels, taps = self.conv_weight.shape
         return self.norm_weight.numel() * self.state_width + channels * (taps - 1)
 
-    def log_decay(self, delta: Tensor, count: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    def log_decay(self, delta: Tensor, positions: Tensor) -> Tensor:
         """Log decay of every position and head, at most 0.
 
         Args:
             delta: (batch, length, heads), time steps in full precision, 0 at pads.
-            count: (batch,) positions before the first; None: whole sequences. With cu_seqlens it
-                serves decays that depend on the position, see sequence_positions.
-            cu_seqlens: bounds of packed sequences.
+            positions: (length,) or (batch, length), counted from 0 in each sequence; of effect
+                under post alone.
 
         Returns:
             (batch, length, heads).
         """
-        return -torch.exp(self.A_log) * delta
+        log_rate = self.A_log if self.taper is None else self.taper(positions)
+        return -torch.exp(log_rate) * delta
 
     def _mix(
         self,
@@ -136,6 +156,7 @@ class Mamba2(Mixer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Output, memory and convolution's tail of whole sequences or of a continuation."""
         memory, tail, count = (None, None, None) if state is None else state
+        positions = sequence_positions(x, count, cu_seqlens)
         x, steps = exact_linear(x, self.dt_projection.weight, tap=True)
         inputs = self.in_projection(x)
         mixed, next_tail = short_convolution(
@@ -153,7 +174,7 @@ class Mamba2(Mixer):
         output, memory = decay_attention(
             queries.unflatten(-1, (self.num_groups, -1)),
             keys.unflatten(-1, (self.num_groups, -1)),
-            written.to(values.dtype), self.log_decay(delta, count, cu_seqlens),
+            written.to(values.dtype), self.log_decay(delta, positions),
             initial_state=memory, cu_seqlens=cu_seqlens, form=self.form,
         )  # fmt: skip
         output = gated_rms_norm(

@@ -10,6 +10,7 @@ from torch.nn.functional import layer_norm, normalize
 from fracdna.mixers.low_rank import LowRank, rounded_rank
 from fracdna.mixers.mixer import Mixer, Shared, valid_positions
 from fracdna.mixers.positions import sequence_positions
+from fracdna.mixers.post import TaperedSpectrum, checked_length
 from fracdna.mixers.rwkv7_initial import InitialValues
 from fracdna.mixers.token_shift import token_shift
 from fracdna.model.layers import LayerNorm, linear
@@ -42,12 +43,17 @@ class RWKV7(Mixer):
         layer_index: number of the layer, l.
         num_layers: depth of the network, L.
         form: form of dplr_delta_rule.
+        post: logits of the decay that rise by channel over the time scales of post_length, tapered
+            by the position (see TaperedSpectrum).
+        post_length: positions of a training sequence, needed with post.
+        post_span: full | strict, see TaperedSpectrum.
 
     Raises:
-        ValueError: a head width that does not divide the width.
+        ValueError: a head width that does not divide the width; post without a length, or with an
+            unknown span.
 
     Source: Peng et al. 2025, RWKV-7 "Goose", arXiv 2503.14456; its release decays no other weights
-        than those of linear maps.
+        than those of linear maps. post: arXiv 2604.07658.
     """
 
     def __init__(
@@ -59,6 +65,9 @@ class RWKV7(Mixer):
         layer_index: int = 0,
         num_layers: int = 1,
         form: str = "auto",
+        post: bool = False,
+        post_length: int | None = None,
+        post_span: str = "full",
     ) -> None:
         super().__init__()
         if d_model % head_width:
@@ -80,8 +89,18 @@ class RWKV7(Mixer):
         nn.init.zeros_(self.out_projection.weight)
         rank = 2.5 * math.sqrt(d_model) * head_width / 64
         # rounded to bfloat16, a decay would be wrong by a share of the whole memory's life
-        self.decay = LowRank(d_model, rounded_rank(rank), activation=torch.tanh, exact=True)
-        self.decay_bias = nn.Parameter(start.decay_bias())
+        self.decay = LowRank(
+            d_model, rounded_rank(rank), activation=torch.tanh, exact=True,
+            bias=2.5 * start.zigzag if post else None,
+        )  # fmt: skip
+        self.taper: TaperedSpectrum | None = None
+        if post:
+            slow = -math.log(math.exp(-0.5) * checked_length(post_length) - 1)
+            self.taper = TaperedSpectrum(
+                slow, 0.5, d_model, length=post_length, span=post_span, logits=True
+            )
+        else:
+            self.decay_bias = nn.Parameter(start.decay_bias())
         self.rate = LowRank(d_model, rounded_rank(rank), bias=start.rate_bias())
         self.value_share = None
         if layer_index:
@@ -148,12 +167,14 @@ class RWKV7(Mixer):
 
         Args:
             adjustment: (batch, length, d_model), what the input adds to the logits.
-            positions: (length,) or (batch, length), counted from 0 in each sequence; of no effect.
+            positions: (length,) or (batch, length), counted from 0 in each sequence; of effect
+                under post alone.
 
         Returns:
             (batch, length, d_model), natural log, from -exp(-1/2) to 0.
         """
-        return -math.exp(-0.5) * torch.sigmoid(self.decay_bias + adjustment)
+        logits = self.decay_bias if self.taper is None else self.taper(positions)
+        return -math.exp(-0.5) * torch.sigmoid(logits + adjustment)
 
     def _mix(
         self,

@@ -1,5 +1,6 @@
 import math
 
+import post_loop
 import pytest
 import torch
 from models import lively, model_config
@@ -10,6 +11,7 @@ from fracdna.model.checkpoint import build_model
 from fracdna.training.optimizer import parameter_groups
 
 SIZES = {"num_heads": 2, "key_width": 8, "value_width": 12}
+POST = {"post": True, "post_length": 16}
 
 
 def build(**options):
@@ -24,6 +26,9 @@ def published_layer(layer, h, most_beta):
     """The layer's equations, one position after another; only the weights are the package's."""
     weight = {name: p.detach() for name, p in layer.named_parameters()}
     H, K, V = 2, 8, 12
+    log_rates, eta = weight.get("A_log"), torch.zeros(H)
+    if log_rates is None:
+        log_rates, eta = post_loop.of_taper(weight, "taper", H, POST["post_length"])
     taps = weight["conv_weight"].shape[1]
     qkv = h @ weight["qkv_projection.weight"].T
     state, outputs = torch.zeros(H, K, V, dtype=torch.float64), []
@@ -44,7 +49,8 @@ def published_layer(layer, h, most_beta):
             q, k = (y / torch.sqrt((y**2).sum() + 1e-6) for y in (q, k))
             beta = most_beta / (1 + torch.exp(-logits[head]))
             step = torch.log1p(torch.exp(logits[H + head] + weight["dt_bias"][head]))
-            S = torch.exp(-torch.exp(weight["A_log"][head]) * step) * state[head]
+            rate = torch.exp(log_rates[head]) * (t + 1) ** -eta[head]
+            S = torch.exp(-rate * step) * state[head]
             state[head] = S + beta * torch.outer(k, v - S.T @ k)
             o = state[head].T @ q / math.sqrt(K)
             z = gate[head * V : (head + 1) * V]
@@ -63,6 +69,51 @@ def test_published_equations_hold_in_float64(negative, most_beta):
     for form in ("chunk", "reference", "recurrent"):
         layer.form = form
         assert relative_error(layer(h[None])[0], expected) < 1e-10
+
+
+@pytest.mark.parametrize("form", ["chunk", "reference", "recurrent"])
+@pytest.mark.parametrize("span", ["full", "strict"])
+def test_equations_of_post_hold_in_float64(form, span):
+    """Also beyond the length of training."""
+    layer = build(form=form, post_span=span, **POST)
+    h = torch.randn(40, 24, dtype=torch.float64)
+    assert relative_error(layer(h[None])[0], published_layer(layer, h, 1.0)) < 1e-10
+
+
+def test_rates_of_post_begin_at_the_length_of_training():
+    """e^p from 1 to T, equally spaced logs, of the strict span T; time steps stay random."""
+    sizes = SIZES | POST | {"num_heads": 4}
+    layer = GDN(24, **sizes)
+    rates = layer.taper.spectrum().exp()
+    assert torch.allclose(rates, 16 ** torch.tensor([0, 1 / 3, 2 / 3, 1]))
+    strict = GDN(24, **sizes, post_span="strict")
+    assert torch.allclose(strict.taper.spectrum().exp(), torch.full((4,), 16.0))
+    steps = torch.nn.functional.softplus(layer.dt_bias)
+    assert steps.unique().numel() == 4
+    assert (steps > 0.999e-3).all()
+    assert (steps < 0.1001).all()
+
+
+def test_post_trains_its_spectrum_without_decay():
+    layer = GDN(24, **SIZES | POST)
+    exempt = parameter_groups(layer, 0.1)[1]["params"]
+    names = {name for name, p in layer.named_parameters() if any(p is e for e in exempt)}
+    assert names == {"taper.base", "taper.gaps", "dt_bias", "norm_weight"}
+
+
+def test_post_starts_from_the_position_in_the_state():
+    layer = build(**POST)
+    x = torch.randn(2, 12, 24, dtype=torch.float64)
+    _, state = layer.step(x[:, :7], layer.initial_state(2))
+    onward = layer.step(x[:, 7:], state)[0]
+    assert relative_error(onward, layer(x)[:, 7:]) < 1e-12
+    elsewhere = layer.step(x[:, 7:], state._replace(count=state.count + 50))[0]
+    assert relative_error(elsewhere, onward) > 1e-4
+
+
+def test_post_without_a_length_is_refused():
+    with pytest.raises(ValueError, match="post_length=None"):
+        GDN(24, **SIZES, post=True)
 
 
 def test_initial_rates_and_time_steps_have_the_published_distribution():

@@ -1,15 +1,18 @@
 import math
 
+import post_loop
 import pytest
 import torch
-from models import lively
+from models import lively, model_config
 from numerics import relative_error
 from torch.nn.functional import softplus
 
 from fracdna.mixers.mamba2 import Mamba2
+from fracdna.model.checkpoint import build_model
 from fracdna.training.optimizer import parameter_groups
 
 SIZES = {"num_heads": 4, "state_width": 8}
+POST = {"post": True, "post_length": 16}
 QUARTERS = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
@@ -25,6 +28,10 @@ def published_layer(layer, h, groups):
     """The layer's equations, one position after another; only the weights are the package's."""
     weight = {name: p.detach() for name, p in layer.named_parameters()}
     E, H, V, N = 24, 4, 6, 8
+    log_rates, eta = weight.get("A_log"), torch.zeros(H)
+    if log_rates is None:
+        log_rates, eta = post_loop.of_taper(weight, "taper", H, POST["post_length"])
+    dt_bias = weight.get("dt_bias", math.log(math.expm1(0.05)))
     taps = weight["conv_weight"].shape[1]
     inputs = h @ weight["in_projection.weight"].T
     state, outputs = torch.zeros(H, N, V, dtype=torch.float64), []
@@ -35,13 +42,14 @@ def published_layer(layer, h, groups):
                 mixed = mixed + weight["conv_weight"][:, w] * inputs[t - taps + 1 + w]
         mixed = mixed / (1 + torch.exp(-mixed))
         x, B, C = mixed[:E], mixed[E : E + groups * N], mixed[E + groups * N :]
-        steps = torch.log1p(torch.exp(weight["dt_projection.weight"] @ h[t] + weight["dt_bias"]))
+        steps = torch.log1p(torch.exp(weight["dt_projection.weight"] @ h[t] + dt_bias))
         z = weight["gate_projection.weight"] @ h[t]
         y = torch.zeros(E, dtype=torch.float64)
         for head in range(H):
             group = head * groups // H
             keys, values = (slice(n * w, (n + 1) * w) for n, w in ((group, N), (head, V)))
-            decay = torch.exp(-torch.exp(weight["A_log"][head]) * steps[head])
+            rate = torch.exp(log_rates[head]) * (t + 1) ** -eta[head]
+            decay = torch.exp(-rate * steps[head])
             state[head] = decay * state[head] + steps[head] * torch.outer(B[keys], x[values])
             y[values] = state[head].T @ C[keys] + weight["skip"][head] * x[values]
         y = y * z / (1 + torch.exp(-z))
@@ -59,6 +67,54 @@ def test_published_equations_hold_in_float64(form, groups):
     layer = build(form=form, num_groups=groups)
     h = torch.randn(40, 12, dtype=torch.float64)
     assert relative_error(layer(h[None])[0], published_layer(layer, h, groups)) < 1e-10
+
+
+@pytest.mark.parametrize("form", ["chunk", "reference", "recurrent"])
+@pytest.mark.parametrize("span", ["full", "strict"])
+def test_equations_of_post_hold_in_float64(form, span):
+    """Also beyond the length of training."""
+    layer = build(form=form, post_span=span, **POST)
+    h = torch.randn(40, 12, dtype=torch.float64)
+    assert relative_error(layer(h[None])[0], published_layer(layer, h, 1)) < 1e-10
+
+
+def test_rates_of_post_begin_at_the_length_of_training():
+    """e^p 0.05 from 1/T to 1, equally spaced logs; of the strict span 1. The bias is -2.97063."""
+    layer = Mamba2(12, **SIZES | POST)
+    rates = layer.taper.spectrum().exp() * 0.05
+    assert torch.allclose(rates, 16 ** torch.tensor([-1, -2 / 3, -1 / 3, 0]))
+    strict = Mamba2(12, **SIZES | POST, post_span="strict")
+    assert torch.allclose(strict.taper.spectrum().exp() * 0.05, torch.ones(4))
+    assert layer.dt_bias == pytest.approx(-2.97063, abs=5e-6)
+
+
+def test_post_trains_its_spectrum_without_decay_and_no_bias_of_the_time_step():
+    layer = Mamba2(12, **SIZES | POST)
+    exempt = parameter_groups(layer, 0.1)[1]["params"]
+    names = {name for name, p in layer.named_parameters() if any(p is e for e in exempt)}
+    assert names == {"taper.base", "taper.gaps", "skip", "norm_weight", "conv_bias"}
+
+
+def test_post_starts_from_the_position_in_the_state():
+    layer = build(**POST)
+    x = torch.randn(2, 12, 12, dtype=torch.float64)
+    _, state = layer.step(x[:, :7], layer.initial_state(2))
+    onward = layer.step(x[:, 7:], state)[0]
+    assert relative_error(onward, layer(x)[:, 7:]) < 1e-12
+    elsewhere = layer.step(x[:, 7:], state._replace(count=state.count + 50))[0]
+    assert relative_error(elsewhere, onward) > 1e-4
+
+
+def test_the_length_of_training_is_part_of_the_model():
+    config = model_config("post_mamba2", "data.length=512", "model.mixer.post_span=strict")
+    assert config["mixer"]["post_length"] == 512
+    taper = build_model(config).backbone.blocks[0].mixer.taper
+    assert (taper.length, taper.gaps) == (512, None)
+
+
+def test_post_without_a_length_is_refused():
+    with pytest.raises(ValueError, match="post_length=None"):
+        Mamba2(12, **SIZES, post=True)
 
 
 def test_initial_rates_and_time_steps_have_the_published_distribution():

@@ -1,5 +1,6 @@
 import math
 
+import post_loop
 import pytest
 import torch
 from models import lively, model_config
@@ -11,6 +12,7 @@ from fracdna.model.checkpoint import build_model
 from fracdna.training.optimizer import parameter_groups
 
 WIDTH, HEAD, LAYERS = 16, 8, 3
+POST = {"post": True, "post_length": 16}
 
 
 def build(layer_index, *, moved=True, **options):
@@ -23,6 +25,14 @@ def build(layer_index, *, moved=True, **options):
         return lively(layer) if moved else layer
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def decay_bias(weight, t):
+    """Of all channels at position t = 0, 1, ..."""
+    if "decay_bias" in weight:
+        return weight["decay_bias"]
+    p, eta = post_loop.of_taper(weight, "taper", WIDTH, POST["post_length"], logits=True)
+    return p - eta * math.log(t + 1)
 
 
 def published_layer(layer, x, first_values):
@@ -61,7 +71,7 @@ def published_layer(layer, x, first_values):
         k = w["k_projection.weight"] @ mixed[2]
         v = w["v_projection.weight"] @ mixed[3]
         decay = torch.exp(
-            -math.exp(-0.5) * sigmoid(w["decay_bias"] + low_rank("decay", mixed[1], torch.tanh))
+            -math.exp(-0.5) * sigmoid(decay_bias(w, t) + low_rank("decay", mixed[1], torch.tanh))
         )
         a = sigmoid(low_rank("rate", mixed[4]))
         gate = low_rank("gate", mixed[5], sigmoid)
@@ -105,6 +115,56 @@ def test_published_equations_hold_in_float64(form):
         expected, first = published_layer(layer, expected, first)
         stream = stream + layer(stream, shared=shared)
         assert relative_error(stream[0], expected) < 1e-10
+
+
+@pytest.mark.parametrize("form", ["chunk", "reference", "recurrent"])
+@pytest.mark.parametrize("span", ["full", "strict"])
+def test_equations_of_post_hold_in_float64(form, span):
+    """Also beyond the length of training."""
+    x = torch.randn(1, 40, WIDTH, dtype=torch.float64)
+    expected, first, stream, shared = x[0], None, x, {}
+    for index in range(LAYERS):
+        layer = build(index, form=form, post_span=span, **POST)
+        expected, first = published_layer(layer, expected, first)
+        stream = stream + layer(stream, shared=shared)
+        assert relative_error(stream[0], expected) < 1e-10
+
+
+def test_logits_of_post_begin_at_the_length_of_training():
+    """Equally spaced from the rate 1/T up to 0.5, in every layer; the input's map at 2.5 y|y|."""
+    width, head, length = 256, 64, 2048
+    layer = RWKV7(width, head_width=head, mlp_width=8, layer_index=1, post=True, post_length=length)
+    logits = layer.taper.spectrum()
+    assert torch.allclose(logits, torch.linspace(-7.12381, 0.5, width), atol=1e-5)
+    slowest = math.exp(-0.5) * torch.sigmoid(logits[0]).item()
+    assert slowest == pytest.approx(1 / length, rel=1e-4)
+    within = (torch.arange(width) % head - 31.5) / 31.5
+    assert torch.allclose(layer.decay.bias, 2.5 * within * within.abs())
+    strict = RWKV7(16, head_width=8, mlp_width=8, post_span="strict", **POST)
+    assert (strict.taper.spectrum() == 0.5).all()
+
+
+def test_post_adds_the_bias_of_the_map():
+    """D more: its spectrum has as many parameters as the published bias."""
+    count = lambda layer: sum(p.numel() for p in layer.parameters())  # noqa: E731
+    assert count(build(1, **POST)) - count(build(1)) == WIDTH
+
+
+def test_post_starts_from_the_position_in_the_state():
+    layer = build(1, **POST)
+    x = torch.randn(2, 12, WIDTH, dtype=torch.float64)
+    _, state = layer.step(x[:, :7], layer.initial_state(2))
+    onward = layer.step(x[:, 7:], state)[0]
+    assert relative_error(onward, layer(x)[:, 7:]) < 1e-12
+    elsewhere = layer.step(x[:, 7:], state._replace(count=state.count + 50))[0]
+    assert relative_error(elsewhere, onward) > 1e-5
+
+
+def test_post_without_a_length_or_time_scales_is_refused():
+    with pytest.raises(ValueError, match="post_length=None"):
+        RWKV7(16, head_width=8, mlp_width=8, post=True)
+    with pytest.raises(ValueError, match="post_length=2 is too short"):
+        RWKV7(16, head_width=8, mlp_width=8, post=True, post_length=2)
 
 
 def test_without_values_handed_on_a_layer_takes_its_own():
@@ -214,9 +274,10 @@ def test_parameters_follow_the_formula():
     assert count(build(0)) == full - (2 * D * 32 + D) + 2 * D
 
 
+@pytest.mark.parametrize("post", [False, True])
 @pytest.mark.parametrize("index", [0, 1])
-def test_only_linear_maps_decay(index):
-    layer = build(index)
+def test_only_linear_maps_decay(index, post):
+    layer = build(index, post=post, post_length=16)
     decayed = parameter_groups(layer, 0.1)[0]["params"]
     names = {name for name, p in layer.named_parameters() if any(p is d for d in decayed)}
     maps = ("r", "k", "v", "out", "up", "down")

@@ -27,6 +27,18 @@ PARAMETERS = {
     ("dna_tiny", "rwkv7"): 198_592,
     ("dna_7m", "hyena"): 7_075_840,
     ("dna_tiny", "hyena"): 155_904,
+    # a fixed bias of the time step: H less in every layer
+    ("dna_7m", "post_mamba2"): 6_985_832 - 15 * 8,
+    ("dna_tiny", "post_mamba2"): 112_624 - 4 * 4,
+    ("dna_7m", "post_gdn"): 6_905_064,
+    ("dna_tiny", "post_gdn"): 137_808,
+    ("dna_7m", "post_gla"): 7_087_904,
+    ("dna_tiny", "post_gla"): 173_896,
+    ("dna_7m", "post_retnet"): 6_991_136,
+    ("dna_tiny", "post_retnet"): 223_304,
+    # a bias of the map from the input to the decay: D more in every layer
+    ("dna_7m", "post_rwkv7"): 6_974_208 + 8 * 256,
+    ("dna_tiny", "post_rwkv7"): 198_592 + 4 * 64,
 }
 # recurrent memory and convolution tail of one layer: 16 E + 3 E; keys and values of one position
 STATES = {
@@ -50,6 +62,16 @@ STATES = {
     ("dna_tiny", "rwkv7"): 4 * (2048 + 2 * 64),
     ("dna_7m", "hyena"): 8 * (8192 * 256 + 2 * 768),
     ("dna_tiny", "hyena"): 4 * (1024 * 64 + 2 * 192),
+    ("dna_7m", "post_mamba2"): 15 * (65_536 + 3 * 768),
+    ("dna_tiny", "post_mamba2"): 4 * (2048 + 3 * 160),
+    ("dna_7m", "post_gdn"): 13 * (32_768 + 3 * 1024),
+    ("dna_tiny", "post_gdn"): 4 * (4096 + 3 * 256),
+    ("dna_7m", "post_gla"): 8 * 8192,
+    ("dna_tiny", "post_gla"): 4 * 1024,
+    ("dna_7m", "post_retnet"): 8 * 32_768,
+    ("dna_tiny", "post_retnet"): 4 * 4096,
+    ("dna_7m", "post_rwkv7"): 8 * (16_384 + 2 * 256),
+    ("dna_tiny", "post_rwkv7"): 4 * (2048 + 2 * 64),
 }
 MIXERS = sorted(path.stem for path in (configs_folder() / "mixer").glob("*.yaml"))
 SIZES = sorted(path.stem for path in (configs_folder() / "size").glob("*.yaml"))

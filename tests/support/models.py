@@ -1,10 +1,19 @@
 """Tiny models for tests, built through the same door as training."""
 
+import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fracdna.configuration import compose_configuration
+from fracdna.configuration import compose_configuration, configs_folder
 from fracdna.model.checkpoint import build_model
+
+# one for each kind of state: with a tail, a growing cache, both, a memory alone, tokens, angles
+KINDS_OF_STATE = {"frac", "attention", "interleaved", "gla", "rwkv7", "mamba3"}
+MIXERS = sorted(path.stem for path in (configs_folder() / "mixer").glob("*.yaml"))
+# for what the contract of mixers promises already: every mixer, but most in the long run alone
+CONSUMED = [
+    pytest.param(name, marks=() if name in KINDS_OF_STATE else pytest.mark.slow) for name in MIXERS
+]
 
 
 def model_config(mixer, *overrides, experiment="dna_tiny"):
