@@ -419,7 +419,12 @@ def test_memory_does_not_grow_with_keys_times_chunk(variant):
 
 
 @pytest.mark.parametrize(
-    ("variant", "packed"), [("shared heads", True), ("keys", False), ("rank", False)]
+    ("variant", "packed"),
+    [
+        ("keys", False),
+        pytest.param("shared heads", True, marks=pytest.mark.slow),
+        pytest.param("rank", False, marks=pytest.mark.slow),
+    ],
 )
 def test_chunk_compiles_without_a_break(variant, packed):
     inputs = {n: x.requires_grad_() for n, x in make(70, variant, batch=1).items()}

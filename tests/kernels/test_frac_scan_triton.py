@@ -114,7 +114,7 @@ def test_gradients_pass_gradcheck():
     assert torch.autograd.gradcheck(scan, leaves)
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_operators_are_registered_as_pytorch_expects(packed):
     """Schemas, shapes without data, autograd and compilation of the raw operators."""
     from fracdna_kernels.frac_scan.triton_chunk import backward, forward

@@ -274,7 +274,7 @@ def test_fused_gradients_are_those_of_the_numbers(packed):
     assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fused_operators_are_registered_well(packed):
     """Shapes, strides and gradients under tracing; a second derivative is refused."""
     inputs = {name: x.float().to(DEVICE) for name, x in make(5, batch=1, channels=2).items()}
