@@ -1,6 +1,7 @@
 """Every shipped configuration composes and builds."""
 
 import pytest
+from models import MIXERS
 from omegaconf import OmegaConf
 
 from fracdna.configuration import compose_configuration, configs_folder
@@ -8,7 +9,6 @@ from fracdna.model.checkpoint import build_model
 from fracdna_prep.errors import InputError
 
 FOLDER = configs_folder()
-MIXERS = sorted(path.stem for path in (FOLDER / "mixer").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (FOLDER / "experiment").glob("*.yaml"))
 
 

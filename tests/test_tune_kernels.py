@@ -74,7 +74,11 @@ def test_recorded_launches_can_be_repeated():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="sizes are those of the interpreter")
 @pytest.mark.parametrize(
-    "kernel", ["output", *(pytest.param(k, marks=pytest.mark.slow) for k in ("sweep", "gradient"))]
+    "kernel",
+    [
+        pytest.param(name, marks=() if name == "output" else pytest.mark.slow)
+        for name in tune_kernels.KERNELS
+    ],
 )
 def test_a_launch_is_tried_where_the_operator_would_use_its_own(kernel, monkeypatch):
     """The tried launch reaches its kernel alone, and its numbers are held against the shipped."""

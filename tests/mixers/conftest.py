@@ -1,9 +1,6 @@
-from pathlib import Path
-
 import pytest
 import torch
-
-MIXERS = sorted(p.stem for p in (Path(__file__).parents[2] / "configs" / "mixer").glob("*.yaml"))
+from models import MIXERS
 
 
 @pytest.fixture(autouse=True)

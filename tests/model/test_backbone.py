@@ -1,11 +1,7 @@
 import pytest
 import torch
-from models import tiny_model
+from models import MIXERS, tiny_model
 from numerics import relative_error
-
-from fracdna.configuration import configs_folder
-
-MIXERS = sorted(path.stem for path in (configs_folder() / "mixer").glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Every size of every mixer has the parameters and the state that methods give it."""
 
 import pytest
-from models import model_config
+from models import MIXERS, model_config
 
 from fracdna.configuration import configs_folder
 from fracdna.model.checkpoint import build_model
@@ -73,7 +73,6 @@ STATES = {
     ("dna_7m", "post_rwkv7"): 8 * (16_384 + 2 * 256),
     ("dna_tiny", "post_rwkv7"): 4 * (2048 + 2 * 64),
 }
-MIXERS = sorted(path.stem for path in (configs_folder() / "mixer").glob("*.yaml"))
 SIZES = sorted(path.stem for path in (configs_folder() / "size").glob("*.yaml"))
 
 
