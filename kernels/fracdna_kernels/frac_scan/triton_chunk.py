@@ -11,7 +11,6 @@ B batch   T length   H heads   V value width   M modes   N sequences   G pieces
 
 from collections.abc import Iterator
 from itertools import product
-from typing import NamedTuple
 
 import torch
 import triton.language as tl
@@ -28,19 +27,9 @@ from fracdna_kernels.frac_scan.triton_kernels import (
     sweep_kernel,
 )
 from fracdna_kernels.frac_scan.triton_step import step, step_
+from fracdna_kernels.pieces import Pieces, Rows, slots
 from fracdna_kernels.registration import operator
-from fracdna_kernels.shapes import sequence_of
 from fracdna_kernels.triton_support import on_device_of, padded_size, types
-
-
-class _Pieces(NamedTuple):
-    """Pieces of at most `length` positions: by arithmetic, or by a table where rows are packed."""
-
-    count: int
-    length: int
-    per_row: int
-    table: Tensor | None = None  # (5, G) begin, end, sequence or -1, chunk slot, edges
-    first: Tensor | None = None  # (N + 1,) number of the first piece of each sequence
 
 
 class _Problem:
@@ -49,13 +38,10 @@ class _Problem:
     def __init__(
         self, values: Tensor, log_tau: Tensor, cu_seqlens: Tensor | None, segment: int
     ) -> None:
-        self.B, self.T, self.H, self.V = values.shape
+        B, T, self.H, self.V = values.shape
         self.M = log_tau.shape[0]
-        self.N = self.B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        self.cu_seqlens = cu_seqlens
-        self.chunks = -(-self.T // BT)
-        self.slots = self.B * self.chunks if cu_seqlens is None else self.chunks + self.N
-        self.pieces = self.cut(segment or self.chunks * BT)
+        self.rows = Rows(B, T, cu_seqlens, BT)
+        self.pieces = self.rows.cut(segment)
         self.exact = accumulator(values)
         self.types = types(values.dtype)
         self.kind = values.dtype
@@ -64,46 +50,16 @@ class _Problem:
     @property
     def split(self) -> bool:
         """Whether some sequence may have more than one piece."""
-        return self.pieces.length < self.T
+        return self.pieces.length < self.rows.T
 
     @property
     def state_shape(self) -> tuple[int, int, int, int]:
         """Of one state of every sequence."""
-        return (self.N, self.H, self.M, self.V)
+        return (self.rows.N, self.H, self.M, self.V)
 
-    def cut(self, length: int) -> _Pieces:
-        """Pieces of up to `length` positions, a multiple of BT; every sequence has at least one."""
-        if self.cu_seqlens is None:
-            per_row = -(-self.T // length)
-            return _Pieces(self.B * per_row, length, per_row)
-        bounds = self.cu_seqlens.long().clamp(0, self.T)  # a device cannot refuse wrong ones
-        sizes = bounds.diff()
-        number = ((sizes + length - 1) // length).clamp(min=1)
-        first = torch.nn.functional.pad(number.cumsum(0), (1, 0))
-        chunks = ((sizes + BT - 1) // BT).clamp(min=1).cumsum(0)
-        slots = torch.nn.functional.pad(chunks, (1, 0))
-        count = -(-self.T // length) + self.N
-        index = torch.arange(count, device=bounds.device)
-        owner = sequence_of(first, count)  # N where there are more places than pieces
-        sequence = owner.clamp(max=self.N - 1)
-        part = index - first[sequence]
-        begin = bounds[sequence] + part * length
-        end = torch.minimum(begin + length, bounds[sequence + 1])
-        edges = (part == 0).long() + 2 * (index + 1 == first[sequence + 1]).long()
-        slot = slots[sequence] + part * (length // BT)
-        exists = owner < self.N
-        sequence = torch.where(exists, sequence, -1)
-        rows = torch.stack([begin, end, sequence, slot, edges])
-        # places that no piece takes: sequence -1 and no position
-        return _Pieces(count, length, 1, torch.where(exists | (rows < 0), rows, 0), first)
-
-    def geometry(self, pieces: _Pieces) -> dict[str, object]:
-        """Arguments that say where pieces lie."""
-        return {
-            "table": pieces.table, "count": pieces.count, "T": self.T, "length": pieces.length,
-            "per_row": pieces.per_row, "chunks": self.chunks, "H": self.H, "V": self.V, "BT": BT,
-            "PACKED": pieces.table is not None,
-        }  # fmt: skip
+    def geometry(self, pieces: Pieces) -> dict[str, object]:
+        """Arguments that say where pieces lie, and sizes."""
+        return {**self.rows.geometry(pieces), "H": self.H, "V": self.V}
 
     def sweep(self, name: str, initial: Tensor | None, starts: Tensor | None) -> tuple[int, dict]:
         """Programs and arguments of a kernel that sweeps pieces by blocks of value columns."""
@@ -145,7 +101,7 @@ def _starts(
         keys, values, u, log_tau, ends=local, states=local, advances=advances,
         REVERSE=reverse, LOCAL=True, **arguments,
     )  # fmt: skip
-    carry_kernel[(problem.N * H * M,)](
+    carry_kernel[(problem.rows.N * H * M,)](
         local, advances, log_tau, initial, starts, pieces.first, pieces.per_row, H, V, M=M,
         REVERSE=reverse, PACKED=pieces.first is not None, INITIAL=initial is not None,
         ACC=problem.types["ACC"], **launch("carry", M, V, problem.kind),
@@ -172,7 +128,7 @@ def forward(
     # rows that belong to no sequence are written by nobody
     output = torch.empty_like(values) if cu_seqlens is None else torch.zeros_like(values)
     final = u.new_empty(problem.state_shape, dtype=problem.exact)
-    kept = (problem.slots if keep else 0, *problem.state_shape[1:])
+    kept = (problem.rows.slots if keep else 0, *problem.state_shape[1:])
     # some slots of packed rows hold no chunk
     states = values.new_empty(kept) if cu_seqlens is None else values.new_zeros(kept)
     with on_device_of(values):
@@ -189,13 +145,11 @@ def forward(
 def _(values, write, read, u, log_tau, initial_state, cu_seqlens, segment, keep):
     B, T, H, V = values.shape
     M = log_tau.shape[0]
-    N, slots = B, B * -(-T // BT)
-    if cu_seqlens is not None:
-        N = cu_seqlens.shape[0] - 1
-        slots = -(-T // BT) + N
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    kept = slots(B, T, cu_seqlens, BT) if keep else 0
     final = u.new_empty(N, H, M, V, dtype=accumulator(values))
     output = torch.empty_like(values, memory_format=torch.contiguous_format)
-    return output, final, values.new_empty(slots if keep else 0, H, M, V)
+    return output, final, values.new_empty(kept, H, M, V)
 
 
 @operator("frac_scan_backward")
@@ -228,7 +182,7 @@ def backward(
             read, grad, u, log_tau, ends=grad_initial, states=adjoints, advances=u, REVERSE=True,
             LOCAL=False, **arguments,
         )  # fmt: skip
-        chunks = problem.cut(BT)
+        chunks = problem.rows.cut(BT)
         chosen = launch("gradient", problem.M, problem.V, problem.kind)
         geometry = problem.geometry(chunks)
         del geometry["length"], geometry["chunks"]

@@ -14,6 +14,16 @@ import triton
 import triton.language as tl
 
 from fracdna_kernels.frac_scan import launches
+from fracdna_kernels.triton_chunks import (
+    grow,
+    last_of,
+    meets,
+    piece,
+    settled,
+    spread,
+    turned,
+    within,
+)
 from fracdna_kernels.triton_support import LN2, LOG2E, charge, product
 
 LEVELS = tl.constexpr(launches.LEVELS)  # log2 of BT
@@ -36,95 +46,6 @@ def rates(log_tau, m, M: tl.constexpr, ACC: tl.constexpr):
 def decay(advance, rate):
     """exp(-advance / tau), (positions,) and (modes,) to (positions, modes)."""
     return tl.exp2(-advance[:, None] * rate[None, :])
-
-
-@triton.jit
-def grow(before, after, i, level):
-    """Clock advance from the start of each position's block, and up to its end: twice the block.
-
-    `before` counts the position itself, `after` does not; blocks of 2^level become blocks of twice
-    that. All are sums of their own: a difference of two loses small advances beside a large one.
-    """
-    later = ((i >> level) & 1) == 1
-    # the last of the other half holds the total of that half
-    last = (((i >> level) ^ 1) << level) | ((1 << level) - 1)
-    other = tl.gather(before, last, 0)
-    return before + tl.where(later, other, 0.0), after + tl.where(later, 0.0, other)
-
-
-@triton.jit
-def spread(x, i):
-    """x itself, from one position a lane to where tiles of products hold their rows.
-
-    The gather is where layouts change. Without it the compiler carries each number in the layouts
-    of all its later uses, and every step of `grow` is made several times.
-    """
-    return tl.gather(x, i, 0)
-
-
-@triton.jit
-def last_of(x, m, BT: tl.constexpr):
-    """The last position's number, for every mode."""
-    return tl.gather(x, m * 0 + (BT - 1), 0)
-
-
-@triton.jit
-def settled(x, m, OPERAND: tl.constexpr, ACC: tl.constexpr):
-    """x (positions, modes) itself, times the identity.
-
-    That brings it into the layout of results of products, in which a single warp can use it as a
-    factor again, also transposed, without a detour through shared memory.
-    """
-    return product(x, tl.where(m[:, None] == m[None, :], 1.0, 0.0), OPERAND, ACC)
-
-
-@triton.jit
-def turned(x, m, OPERAND: tl.constexpr, ACC: tl.constexpr):
-    """The transpose of x (positions, modes), in the same way."""
-    return product(tl.where(m[:, None] == m[None, :], 1.0, 0.0), tl.trans(x), OPERAND, ACC)
-
-
-@triton.jit
-def within(rows, columns, V, EVEN: tl.constexpr):
-    """Which elements exist; EVEN: blocks of columns fill the width."""
-    if EVEN:
-        return rows[:, None]
-    else:
-        return rows[:, None] & (columns < V)[None, :]
-
-
-@triton.jit
-def meets(i, level):
-    """Pairs (row, column) whose row is in the later and column in the earlier half of a block."""
-    other = i[:, None] ^ i[None, :]
-    return ((other >> level) == 1) & (i[:, None] > i[None, :])
-
-
-@triton.jit
-def piece(table, count, index, T, length, per_row, chunks, PACKED: tl.constexpr, BT: tl.constexpr):
-    """Bounds of a piece, its sequence, its first chunk slot, whether it opens or ends a sequence.
-
-    Without packing, piece `index` is number index % per_row of row index // per_row, and a row has
-    `chunks` slots. With packing all is in the table (5, count); pieces that do not exist have
-    sequence -1.
-    """
-    if PACKED:
-        begin = tl.load(table + index)
-        end = tl.load(table + count + index)
-        sequence = tl.load(table + 2 * count + index)
-        slot = tl.load(table + 3 * count + index)
-        edges = tl.load(table + 4 * count + index)
-        first = (edges & 1) == 1
-        last = (edges & 2) == 2
-    else:
-        sequence = (index // per_row).to(tl.int64)
-        part = index % per_row
-        begin = sequence * T + part * length
-        end = tl.minimum(begin + length, (sequence + 1) * T)
-        slot = sequence * chunks + part * (length // BT)
-        first = part == 0
-        last = part == per_row - 1
-    return begin, end, sequence, slot, first, last
 
 
 @triton.jit(do_not_specialize=_SIZES)

@@ -1,0 +1,99 @@
+"""How fused forms cut sequences into pieces, which run at once; a piece is a number of chunks.
+
+In packed rows every sequence opens a piece and a chunk of its own. Sizes follow from shapes, so a
+device is not waited for.
+
+B rows   T positions of a row   N sequences   G pieces
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fracdna_kernels.shapes import sequence_of
+
+
+class Pieces(NamedTuple):
+    """Pieces of at most `length` positions: by arithmetic, or by a table where rows are packed.
+
+    Attributes:
+        count: G, places for pieces; some stay empty where rows are packed.
+        length: most positions of one.
+        per_row: pieces of a row that is one sequence.
+        table: (5, G) begin, end, sequence or -1, chunk slot, edges (1 opens, 2 ends a sequence).
+        first: (N + 1,) number of the first piece of each sequence.
+    """
+
+    count: int
+    length: int
+    per_row: int
+    table: Tensor | None = None
+    first: Tensor | None = None
+
+
+class Rows:
+    """Rows of positions, how they are cut and where what is kept of each chunk lies.
+
+    Args:
+        B: rows.
+        T: positions of a row, at least 1.
+        cu_seqlens: (N + 1,) bounds of packed sequences, needs B = 1; None: each row is one.
+        chunk: positions of a chunk.
+
+    Attributes:
+        N: sequences.
+        chunks: most chunks of a row that is one sequence.
+        slots: places for what is kept of a chunk.
+    """
+
+    def __init__(self, B: int, T: int, cu_seqlens: Tensor | None, chunk: int) -> None:
+        self.B, self.T, self.cu_seqlens, self.chunk = B, T, cu_seqlens, chunk
+        self.N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        self.chunks = -(-T // chunk)
+        self.slots = slots(B, T, cu_seqlens, chunk)
+
+    def cut(self, length: int = 0) -> Pieces:
+        """Pieces of up to `length` positions; every sequence has at least one.
+
+        Args:
+            length: a multiple of the chunk; 0: whole sequences.
+        """
+        length = length or self.chunks * self.chunk
+        if self.cu_seqlens is None:
+            per_row = -(-self.T // length)
+            return Pieces(self.B * per_row, length, per_row)
+        bounds = self.cu_seqlens.long().clamp(0, self.T)  # a device cannot refuse wrong ones
+        sizes = bounds.diff()
+        number = ((sizes + length - 1) // length).clamp(min=1)
+        first = torch.nn.functional.pad(number.cumsum(0), (1, 0))
+        chunks = ((sizes + self.chunk - 1) // self.chunk).clamp(min=1).cumsum(0)
+        slots = torch.nn.functional.pad(chunks, (1, 0))
+        count = -(-self.T // length) + self.N
+        index = torch.arange(count, device=bounds.device)
+        owner = sequence_of(first, count)  # N where there are more places than pieces
+        sequence = owner.clamp(max=self.N - 1)
+        part = index - first[sequence]
+        begin = bounds[sequence] + part * length
+        end = torch.minimum(begin + length, bounds[sequence + 1])
+        edges = (part == 0).long() + 2 * (index + 1 == first[sequence + 1]).long()
+        slot = slots[sequence] + part * (length // self.chunk)
+        exists = owner < self.N
+        sequence = torch.where(exists, sequence, -1)
+        rows = torch.stack([begin, end, sequence, slot, edges])
+        # places that no piece takes: sequence -1 and no position
+        return Pieces(count, length, 1, torch.where(exists | (rows < 0), rows, 0), first)
+
+    def geometry(self, pieces: Pieces) -> dict[str, object]:
+        """Arguments of a kernel that say where pieces lie, see `piece` in triton_chunks.py."""
+        return {
+            "table": pieces.table, "count": pieces.count, "T": self.T, "length": pieces.length,
+            "per_row": pieces.per_row, "chunks": self.chunks, "BT": self.chunk,
+            "PACKED": pieces.table is not None,
+        }  # fmt: skip
+
+
+def slots(B: int, T: int, cu_seqlens: Tensor | None, chunk: int) -> int:
+    """Places for what is kept of each chunk; some stay empty where rows are packed."""
+    chunks = -(-T // chunk)
+    return B * chunks if cu_seqlens is None else chunks + cu_seqlens.shape[0] - 1
