@@ -72,6 +72,14 @@ def test_pieces_in_parallel_change_nothing(segment, kind):
     check(make(130, batch=1, heads=1, kind=kind), EXACT, segment_length=segment)
 
 
+def test_many_pieces_are_joined_by_a_kernel_of_its_own(monkeypatch):
+    """Of few, each adds up those before it; the results are the same."""
+    from fracdna_kernels.frac_scan import triton_chunk
+
+    monkeypatch.setattr(triton_chunk, "FEW", 1)
+    check(make(130, batch=2, heads=1), EXACT, segment_length=32)
+
+
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True), (False, False)])
 def test_gradients_by_both_roads(wanted):
     """With a loss on output, on the final state, on both, and with gradients that are all zero."""

@@ -11,6 +11,7 @@ CHUNK = 1 << LEVELS  # positions that a program takes at once
 # programs that keep all multiprocessors of a large GPU busy; fewer, and sequences are cut
 PROGRAMS = 512
 SHORTEST_PIECE = 256
+FEW = 16  # pieces of a sequence whose starts are found without a kernel of its own
 _EXACT_WIDTH = 32  # columns per program where products are exact, without matrix units
 # by kernel and width (the next power of two, at most 256), for bfloat16 and up to 16 modes:
 # value columns of a program, warps, pipeline stages

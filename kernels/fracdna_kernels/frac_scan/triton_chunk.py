@@ -19,7 +19,7 @@ from torch import Tensor
 from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.forms import accumulator
 from fracdna_kernels.frac_scan.launches import CHUNK as BT
-from fracdna_kernels.frac_scan.launches import default_segment, launch
+from fracdna_kernels.frac_scan.launches import FEW, default_segment, launch
 from fracdna_kernels.frac_scan.triton_kernels import (
     carry_kernel,
     gradient_kernel,
@@ -61,14 +61,13 @@ class _Problem:
         """Arguments that say where pieces lie, and sizes."""
         return {**self.rows.geometry(pieces), "H": self.H, "V": self.V}
 
-    def sweep(self, name: str, initial: Tensor | None, starts: Tensor | None) -> tuple[int, dict]:
+    def sweep(self, name: str, initial: Tensor | None) -> tuple[int, dict]:
         """Programs and arguments of a kernel that sweeps pieces by blocks of value columns."""
         chosen = launch(name, self.M, self.V, self.kind)
         blocks = -(-self.V // chosen["BV"])
         arguments = {
             **self.geometry(self.pieces), **self.padded, **self.types, **chosen,
-            "initial": initial, "starts": starts, "BLOCKS": blocks,
-            "INITIAL": initial is not None, "SPLIT": starts is not None,
+            "initial": initial, "BLOCKS": blocks, "INITIAL": initial is not None,
             "EVEN": self.V % chosen["BV"] == 0,
         }  # fmt: skip
         return self.pieces.count * self.H * blocks, arguments
@@ -88,25 +87,33 @@ def _starts(
     initial: Tensor | None,
     *,
     reverse: bool,
-) -> Tensor | None:
-    """The state (or adjoint) that pieces start from, (G, H, M, V); None for whole sequences."""
+) -> dict[str, object]:
+    """What the sweep of all pieces learns of those before each: arguments of its kernel.
+
+    `starts` (G, H, M, V) are the states, or adjoints, that pieces start from. Of few pieces they
+    are what each adds to an empty state, and `advances` (G, H) the clock's advance over each.
+    """
+    few = problem.split and problem.pieces.first is None and problem.pieces.per_row <= FEW
+    found = {"starts": None, "advances": u, "SPLIT": problem.split, "FEW": few}
     if not problem.split:
-        return None
+        return found
     pieces, (H, M, V) = problem.pieces, problem.state_shape[1:]
     local = u.new_empty(pieces.count, H, M, V, dtype=problem.exact)
-    starts = torch.empty_like(local)
     advances = u.new_empty(pieces.count, H, dtype=problem.exact)
-    programs, arguments = problem.sweep("sweep", None, None)
+    programs, arguments = problem.sweep("sweep", None)
     sweep_kernel[(programs,)](
-        keys, values, u, log_tau, ends=local, states=local, advances=advances,
-        REVERSE=reverse, LOCAL=True, **arguments,
+        keys, values, u, log_tau, starts=None, ends=local, states=local, advances=advances,
+        REVERSE=reverse, LOCAL=True, SPLIT=False, FEW=False, **arguments,
     )  # fmt: skip
+    if few:
+        return found | {"starts": local, "advances": advances}
+    starts = torch.empty_like(local)
     carry_kernel[(problem.rows.N * H * M,)](
         local, advances, log_tau, initial, starts, pieces.first, pieces.per_row, H, V, M=M,
         REVERSE=reverse, PACKED=pieces.first is not None, INITIAL=initial is not None,
         ACC=problem.types["ACC"], **launch("carry", M, V, problem.kind),
     )  # fmt: skip
-    return starts
+    return found | {"starts": starts}
 
 
 @operator("frac_scan_forward")
@@ -133,10 +140,10 @@ def forward(
     states = values.new_empty(kept) if cu_seqlens is None else values.new_zeros(kept)
     with on_device_of(values):
         starts = _starts(problem, write, values, u, log_tau, initial, reverse=False)
-        programs, arguments = problem.sweep("output", initial, starts)
+        programs, arguments = problem.sweep("output", initial)
         output_kernel[(programs,)](
             values, write, read, u, log_tau, output=output, final=final, states=states, KEEP=keep,
-            **arguments,
+            **starts, **arguments,
         )  # fmt: skip
     return output, final, states
 
@@ -177,10 +184,10 @@ def backward(
     adjoints = torch.empty_like(states)
     with on_device_of(values):
         starts = _starts(problem, read, grad, u, log_tau, closing, reverse=True)
-        programs, arguments = problem.sweep("sweep", closing, starts)
+        programs, arguments = problem.sweep("sweep", closing)
         sweep_kernel[(programs,)](
-            read, grad, u, log_tau, ends=grad_initial, states=adjoints, advances=u, REVERSE=True,
-            LOCAL=False, **arguments,
+            read, grad, u, log_tau, ends=grad_initial, states=adjoints, REVERSE=True, LOCAL=False,
+            **starts, **arguments,
         )  # fmt: skip
         chunks = problem.rows.cut(BT)
         chosen = launch("gradient", problem.M, problem.V, problem.kind)
@@ -293,12 +300,13 @@ def _variants() -> Iterator[tuple[object, dict[str, bool]]]:
     """The kernels with the flags of the passes that launch them, plain and packed rows."""
     for packed in (False, True):
         rows = {"PACKED": packed, "INITIAL": not packed}
+        few = {"FEW": not packed}
         for keep in (False, True):
-            yield output_kernel, rows | {"KEEP": keep, "SPLIT": keep}
+            yield output_kernel, rows | few | {"KEEP": keep, "SPLIT": keep}
         for reverse, local in product((False, True), repeat=2):
             if reverse or local:  # the forward pass itself keeps the states of chunks
                 flags = {"REVERSE": reverse, "LOCAL": local, "SPLIT": not local}
-                yield sweep_kernel, rows | flags
+                yield sweep_kernel, rows | flags | {"FEW": not (packed or local)}
         for reverse in (False, True):
             yield carry_kernel, rows | {"REVERSE": reverse}
         yield gradient_kernel, rows

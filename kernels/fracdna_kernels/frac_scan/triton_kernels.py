@@ -48,13 +48,45 @@ def decay(advance, rate):
     return tl.exp2(-advance[:, None] * rate[None, :])
 
 
+@triton.jit
+def entering(
+    initial, starts, advances, index, sequence, enters, per_row, h, H, tile, inside, rate, size,
+    BM: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr, INITIAL: tl.constexpr,
+    SPLIT: tl.constexpr, FEW: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """The state that a piece starts from, or backwards the adjoint that it ends with.
+
+    FEW: `starts` holds what each piece before adds to an empty state. So few are added up here, by
+    every piece for itself, sooner than a kernel of its own would be launched.
+    """
+    state = tl.zeros((BM, BV), ACC)
+    if INITIAL:
+        at = initial + (sequence * H + h) * size + tile
+        state = tl.load(at, mask=inside & (enters | FEW) & (sequence >= 0), other=0.0).to(ACC)
+    if FEW:
+        part = index % per_row
+        step = -1 if REVERSE else 1
+        count = per_row - 1 - part if REVERSE else part
+        at = (index - step * count).to(tl.int64) * H + h
+        for _ in tl.range(0, count):
+            passed = tl.load(advances + at + tl.arange(0, 1))
+            ended = tl.load(starts + at * size + tile, mask=inside, other=0.0)
+            state = state * tl.exp2(-passed * rate)[:, None] + ended
+            at += step * H
+    elif SPLIT:
+        at = starts + (index.to(tl.int64) * H + h) * size + tile
+        state += tl.load(at, mask=inside & (enters == 0) & (sequence >= 0), other=0.0).to(ACC)
+    return state
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def output_kernel(
-    values, write, read, u, log_tau, initial, starts, output, final, states, table, count,
+    values, write, read, u, log_tau, initial, starts, advances, output, final, states, table, count,
     T, length, per_row, chunks, H, V, BLOCKS,
     M: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr,
-    PACKED: tl.constexpr, INITIAL: tl.constexpr, SPLIT: tl.constexpr, KEEP: tl.constexpr,
-    EVEN: tl.constexpr, ACC: tl.constexpr, OPERAND: tl.constexpr, STAGES: tl.constexpr,
+    PACKED: tl.constexpr, INITIAL: tl.constexpr, SPLIT: tl.constexpr, FEW: tl.constexpr,
+    KEEP: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr, OPERAND: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Output, final state and, where kept, the state at the start of every chunk.
 
@@ -72,13 +104,10 @@ def output_kernel(
     rate = rates(log_tau, m, M, ACC)
     tile = m[:, None] * V + v[None, :]
     inside = within(modes, v, V, EVEN)
-    state = tl.zeros((BM, BV), ACC)
-    if INITIAL:
-        at = initial + (sequence * H + h) * (M * V) + tile
-        state = tl.load(at, mask=inside & first & (sequence >= 0), other=0.0).to(ACC)
-    if SPLIT:
-        at = starts + (index.to(tl.int64) * H + h) * (M * V) + tile
-        state += tl.load(at, mask=inside & (first == 0) & (sequence >= 0), other=0.0).to(ACC)
+    state = entering(
+        initial, starts, advances, index, sequence, first, per_row, h, H, tile, inside, rate, M * V,
+        BM, BV, False, INITIAL, SPLIT, FEW, ACC,
+    )  # fmt: skip
     row = begin * H + h
     values += row * V
     output += row * V
@@ -136,8 +165,8 @@ def sweep_kernel(
     T, length, per_row, chunks, H, V, BLOCKS,
     M: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr,
     REVERSE: tl.constexpr, LOCAL: tl.constexpr, PACKED: tl.constexpr, INITIAL: tl.constexpr,
-    SPLIT: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr, OPERAND: tl.constexpr,
-    STAGES: tl.constexpr,
+    SPLIT: tl.constexpr, FEW: tl.constexpr, EVEN: tl.constexpr, ACC: tl.constexpr,
+    OPERAND: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The state alone, S' = e S + (k r)^T v, or backwards its adjoint, S' = e S + (q f)^T g.
 
@@ -158,13 +187,10 @@ def sweep_kernel(
     rate = rates(log_tau, m, M, ACC)
     tile = m[:, None] * V + v[None, :]
     inside = within(modes, v, V, EVEN)
-    state = tl.zeros((BM, BV), ACC)
-    if INITIAL:
-        at = initial + (sequence * H + h) * (M * V) + tile
-        state = tl.load(at, mask=inside & enters & (sequence >= 0), other=0.0).to(ACC)
-    if SPLIT:
-        at = starts + (index.to(tl.int64) * H + h) * (M * V) + tile
-        state += tl.load(at, mask=inside & (enters == 0) & (sequence >= 0), other=0.0).to(ACC)
+    state = entering(
+        initial, starts, advances, index, sequence, enters, per_row, h, H, tile, inside, rate,
+        M * V, BM, BV, REVERSE, INITIAL, SPLIT, FEW, ACC,
+    )  # fmt: skip
     total = tl.zeros((1,), ACC)
     # the last piece's state is nobody's start
     number = tl.where(leaves, 0, tl.cdiv(end - begin, BT)) if LOCAL else tl.cdiv(end - begin, BT)
