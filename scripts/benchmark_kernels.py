@@ -3,8 +3,8 @@
     python scripts/benchmark_kernels.py --output results.json
 
 The fused forms are compared with float64 first; a disagreement ends the run. Every share of a floor
-refers to the copy rate of this very run. Sections: scan, peers, operators, decode, model. Only the
-last needs more than torch and triton (see kernel_benchmark/model.py); the peer needs fla-core.
+refers to the copy rate of this very run. Sections: scan, peers, linear, operators, decode, model.
+Only the last needs more than torch and triton (see kernel_benchmark/model.py); peers need fla-core.
 Without installation: PYTHONPATH=.:kernels:data_prep.
 """
 
@@ -16,12 +16,14 @@ from typing import Any
 
 from kernel_benchmark.report import cell, circumstances, render, write_json
 
-SECTIONS = ("scan", "peers", "operators", "decode", "model")
+SECTIONS = ("scan", "peers", "linear", "operators", "decode", "model")
 SCRIPT = str(Path(__file__).resolve())
 NOTES = {
     "scan": "floor: share of the time that each input read once and each output written once "
     "would take; ceiling: the share that the plan of these sizes can reach.",
     "peers": "times as fast: the peer's time per token over that of frac_scan.",
+    "linear": "16 heads, keys and values of equal width; floor: as of scan; times as fast: the "
+    "peer's time over ours.",
     "operators": "at 65,536 tokens; PyTorch: the exact form in the same dtypes.",
     "decode": "one position for N sequences, under a CUDA graph; floor: state read and written.",
     "model": "ms: one training step of 65,536 bases, as Python launches it, or with the passes "
@@ -134,11 +136,12 @@ def prepare(arguments: argparse.Namespace) -> Any:
 
 def section(name: str) -> Callable[[Any], Iterator[dict[str, Any]]]:
     """The generator of a section's rows."""
-    from kernel_benchmark import model, operator_rows, peers, scan
+    from kernel_benchmark import linear, model, operator_rows, peers, scan
 
     return {
         "scan": scan.scan_rows,
         "peers": lambda run: peers.peer_rows(run, SCRIPT),
+        "linear": lambda run: linear.linear_rows(run, SCRIPT),
         "operators": operator_rows.operator_rows,
         "decode": scan.decode_rows,
         "model": lambda run: model.model_rows(run, SCRIPT),
@@ -147,14 +150,16 @@ def section(name: str) -> Callable[[Any], Iterator[dict[str, Any]]]:
 
 def work(arguments: argparse.Namespace) -> None:
     """A part that runs in a process of its own."""
-    from kernel_benchmark import model, peers
+    from kernel_benchmark import linear, model, peers
     from kernel_benchmark.worker import emit
 
+    contestants = {"gla": peers, "linear": linear}
     if arguments.worker.startswith("candidates:"):
-        peers.compile_share(arguments.worker)
-    elif arguments.worker == "gla":
-        arguments.copy_rate = arguments.copy_rate or 1.0  # this worker reports no shares
-        emit(peers.gla_rows(prepare(arguments)))
+        _, who, what, index, count = arguments.worker.split(":")
+        contestants[who].compile_share(what, int(index), int(count))
+    elif arguments.worker in contestants:
+        arguments.copy_rate = arguments.copy_rate or 1.0  # these workers report no shares
+        emit(contestants[arguments.worker].peer_worker(prepare(arguments)))
     else:
         emit(model.step_rows(prepare(arguments), compiled=True))
 

@@ -20,6 +20,7 @@ from kernel_benchmark import (
     floors,
     inputs,
     kernel_parts,
+    linear,
     model,
     operators,
     peers,
@@ -214,6 +215,41 @@ def test_peers_are_compared_per_token():
     assert peers._beside(run, row, shape, False)["times as fast"] == pytest.approx(4)
     note = {"peer": peers.GLA, "note": "not available"}
     assert peers._beside(run, dict(note), Shape(0, 0, 0, 0), False) == note
+
+
+@pytest.mark.parametrize("name", linear.CONTESTS)
+def test_linear_operators_take_what_is_timed_and_floors_count_its_bytes(name):
+    """Every input read once, the output written once; backward also dO, and every gradient."""
+    contest = linear.CONTESTS[name]
+    given = contest.make(1, 3, 64, generator())
+    with torch.no_grad():
+        output, _ = contest.ours(**given)
+    read, written = sum(x.nbytes for x in given.values()), output.nbytes
+    floor = contest.bytes_of(64) * (3 * linear.HEADS)
+    assert (floor.forward, floor.backward) == (read + written, 2 * read + written)
+
+
+def test_linear_rows_stand_beside_their_peers(monkeypatch):
+    """By operator, shape and pass; what a peer refuses, or did not finish, is said."""
+
+    def timed(run, row, calls):
+        return row | {"ms": 2.0}
+
+    def collect(script, arguments, limit):
+        assert arguments == ["--worker", "linear"]
+        row = linear._row("delta_rule", 64, 16, 4096, "fwd")
+        return [row | {"ms": 3.0, "peer": "theirs", "difference": "1e-3"}], "not finished in 9 s"
+
+    monkeypatch.setattr(Run, "timed", timed)
+    monkeypatch.setattr(linear, "collect", collect)
+    rows = list(linear.linear_rows(Run(4e12, limits={"peers": 9}), "script"))
+    found = {linear._identity(row): row for row in rows}
+    assert len(found) == len(rows) == len(linear.CONTESTS) * 8
+    shape = "16x4096 16x64x64"
+    assert found["delta_rule", shape, "fwd"]["times as fast"] == pytest.approx(1.5)
+    assert found["delta_rule", shape, "fwd"]["met"]
+    assert found["delta_rule", shape, "fwd+bwd"]["peer"] == linear.REFUSED
+    assert found["dplr_delta_rule", shape, "fwd+bwd"]["peer"] == "not finished in 9 s"
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,13 @@ computes the same: q = read, k = write, v = values, g = -u / tau for every key, 
 g ready made, and the gradient of u, a sum over keys, is not charged to it.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from kernel_benchmark import floors, inputs
 from kernel_benchmark.agreement import relative_error
+from kernel_benchmark.candidates import compile_candidates, share
 from kernel_benchmark.inputs import MODES, Shape
 from kernel_benchmark.operators import leaves
 from kernel_benchmark.report import Row
@@ -28,7 +26,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from fracdna_kernels import frac_scan
 
 KIND = inputs.KINDS[0]
-COMPILERS = 12  # processes that compile the peer's candidates beside each other
 GLA = "chunk_gla (fla)"
 
 
@@ -117,7 +114,7 @@ def _chunk(run: Run, shape: Shape, name: str, backward: bool) -> Row:
     return done
 
 
-def gla_rows(run: Run) -> Iterator[Row]:
+def peer_worker(run: Run) -> Iterator[Row]:
     """The worker: chunk_gla on the same inputs, after its candidates were compiled in parallel."""
     try:
         from fla.ops.gla import chunk_gla  # noqa: F401
@@ -128,7 +125,8 @@ def gla_rows(run: Run) -> Iterator[Row]:
     for shape in peer_shapes(run.quick):
         if shape.H not in warmed:
             warmed.add(shape.H)
-            _compile_candidates(shape)
+            sizes = ",".join(map(str, shape._replace(B=1, T=512)))
+            compile_candidates([f"candidates:gla:{sizes}"])
         error = gla_error(shape._replace(B=1, T=4096))
         for name, backward in PASSES.items():
             row = {"peer": GLA, "shape": str(shape), "sizes": shape, "pass": name}
@@ -176,37 +174,13 @@ def gla_error(shape: Shape) -> float:
         return relative_error(theirs, frac_scan(**given)[0])
 
 
-def _compile_candidates(shape: Shape) -> None:
-    """Fill Triton's cache: its tuner compiles one candidate after the other, on one core."""
-    count = min(COMPILERS, max(1, (os.cpu_count() or 2) - 2))
-    sizes = ",".join(map(str, shape._replace(B=1, T=512)))
-    started = [
-        subprocess.Popen(
-            [sys.executable, sys.argv[0], "--worker", f"candidates:{sizes}:{index}:{count}"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for index in range(count)
-    ]
-    for process in started:
-        process.wait()
-
-
-def compile_share(order: str) -> None:
+def compile_share(sizes: str, index: int, count: int) -> None:
     """A helper of the worker: run the peer once with every count-th candidate of each kernel.
 
     Args:
-        order: "candidates:B,T,H,V:index:count".
+        sizes: "B,T,H,V".
+        index: see candidates.share.
+        count: see candidates.share.
     """
-    from triton.runtime.autotuner import Autotuner
-
-    _, sizes, index, count = order.split(":")
-    all_candidates = Autotuner.prune_configs
-
-    def some(tuner: Autotuner, arguments: dict) -> list:
-        candidates = all_candidates(tuner, arguments)
-        return candidates[int(index) :: int(count)] or candidates[:1]
-
-    Autotuner.prune_configs = some
-    for call in _gla_calls(Shape(*map(int, sizes.split(","))), backward=True, sets=1):
-        call()
+    shape = Shape(*map(int, sizes.split(",")))
+    share(index, count, lambda: [call() for call in _gla_calls(shape, backward=True, sets=1)])
