@@ -1,7 +1,7 @@
 """Every shipped configuration composes and builds."""
 
 import pytest
-from models import MIXERS
+from models import MIXERS, model_config
 from omegaconf import OmegaConf
 
 from fracdna.configuration import compose_configuration, configs_folder
@@ -15,6 +15,20 @@ EXPERIMENTS = sorted(path.stem for path in (FOLDER / "experiment").glob("*.yaml"
 @pytest.mark.parametrize("verb", sorted(path.stem for path in FOLDER.glob("*.yaml")))
 def test_every_verb_composes(verb):
     assert OmegaConf.to_container(compose_configuration(verb), resolve=True)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "words", "message"),
+    [
+        ("frac", ["free_bank=true", "fixed_alpha=true"], "free_bank=true has neither alpha nor"),
+        ("frac", ["free_bank=true", "write_prior=false"], "free_bank=true has neither alpha nor"),
+        ("hyena", ["filter_rate_factor=-1.0"], "filter_rate_factor=-1.0 must be at least 0"),
+    ],
+)
+def test_options_of_a_mixer_that_make_no_sense_are_refused(mixer, words, message):
+    config = model_config(mixer, *(f"model.mixer.{word}" for word in words))
+    with pytest.raises(InputError, match=message):
+        build_model(config)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

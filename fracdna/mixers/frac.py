@@ -1,14 +1,22 @@
 """FRAC: exponential modes at geometric time scales, driven by fractional-order routing."""
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fracdna.mixers.mixer import Mixer, Shared, convolution_tail, valid_positions
+from fracdna.mixers.mode_gates import mode_gates
 from fracdna.model.layers import linear, paired_linear
-from fracdna_kernels import exact_linear, frac_gates, frac_scan, gated_rms_norm, short_convolution
+from fracdna_kernels import (
+    decay_attention,
+    exact_linear,
+    frac_gates,
+    frac_scan,
+    gated_rms_norm,
+    short_convolution,
+)
 from fracdna_kernels.frac_gates.reference import GAINS
 
 
@@ -40,15 +48,17 @@ class Frac(Mixer):
         fixed_alpha: ablation alpha1: alpha = 1 everywhere, its outputs are removed.
         read_prior: ablation no_read_prior when false.
         write_prior: ablation no_write_prior when false.
-        form: form of frac_scan.
+        free_bank: ablation: time scales of every head and mode are learned, at first log-uniform
+            within tau_range; neither alpha nor priors.
+        rho_clamp: every decay of a mode stays within [1e-6, 1 - 1e-6], as in the release.
+        form: form of frac_scan; with either of the last two of decay_attention, which is slower.
 
     Raises:
-        ValueError: an inner width that the heads do not divide, or an unknown gain.
+        ValueError: an inner width that the heads do not divide, an unknown gain, or a free bank
+            with an ablation of what it has not.
 
-    Source: arXiv 2609.36314.
+    Source: arXiv 2609.36314; rho_clamp: anasiri/frac-ssm.
     """
-
-    no_weight_decay: ClassVar[frozenset[str]] = frozenset({"skip"})
 
     def __init__(
         self,
@@ -70,6 +80,8 @@ class Frac(Mixer):
         fixed_alpha: bool = False,
         read_prior: bool = True,
         write_prior: bool = True,
+        free_bank: bool = False,
+        rho_clamp: bool = False,
         form: str = "auto",
     ) -> None:
         super().__init__()
@@ -78,12 +90,19 @@ class Frac(Mixer):
             raise ValueError(f"num_heads={num_heads} does not divide the inner width {inner}")
         if gain not in GAINS:
             raise ValueError(f"gain={gain!r} is unknown; use one of {GAINS}")
+        if free_bank and (fixed_alpha or not read_prior or not write_prior):
+            raise ValueError(
+                "free_bank=true has neither alpha nor priors: leave fixed_alpha, read_prior and "
+                "write_prior as they are"
+            )
         self.d_model, self.num_heads, self.num_modes = d_model, num_heads, num_modes
-        self.value_width, self.fixed_alpha, self.form = inner // num_heads, fixed_alpha, form
+        self.value_width, self.form = inner // num_heads, form
+        self.has_alpha, self.rho_clamp = not (fixed_alpha or free_bank), rho_clamp
+        self.by_mode = free_bank or rho_clamp
         self.routing = {
             "gain": gain,
-            "read_prior": read_prior,
-            "write_prior": write_prior,
+            "read_prior": read_prior and not free_bank,
+            "write_prior": write_prior and not free_bank,
             "delta_range": tuple(delta_range),
             "alpha_range": tuple(alpha_range),
             "lam_range": tuple(lam_range),
@@ -91,7 +110,7 @@ class Frac(Mixer):
         self.in_projection = linear(d_model, 2 * inner)
         self.conv_weight = nn.Parameter(torch.randn(inner, conv_width) * 0.02)
         self.conv_bias = nn.Parameter(torch.zeros(inner))
-        self.dynamics = linear(inner, (2 if fixed_alpha else 3) * num_heads, bias=True)
+        self.dynamics = linear(inner, (2 + self.has_alpha) * num_heads, bias=True)
         self.routes = linear(inner, 2 * num_heads * num_modes)
         self.dt_bias = nn.Parameter(torch.zeros(num_heads))
         self.read_gain = nn.Parameter(torch.tensor(float(read_gain_init)))
@@ -100,8 +119,18 @@ class Frac(Mixer):
         self.norm_weight = nn.Parameter(torch.ones(inner))
         self.out_projection = linear(inner, d_model)
         fastest, slowest = map(math.log, tau_range)
+        if free_bank:
+            drawn = torch.empty(num_heads, num_modes).uniform_(fastest, slowest)
+            self.log_tau = nn.Parameter(drawn)
+            return
         log_tau = torch.linspace(fastest, slowest, num_modes, dtype=torch.float64)
         self.register_buffer("log_tau", log_tau.to(self.skip.dtype), persistent=False)
+
+    @property
+    def no_weight_decay(self) -> frozenset[str]:
+        """The skip, and time scales where they are learned."""
+        learned = isinstance(self.log_tau, nn.Parameter)
+        return frozenset({"skip", "log_tau"} if learned else {"skip"})
 
     def forward(
         self, x: Tensor, *, cu_seqlens: Tensor | None = None, shared: Shared | None = None
@@ -135,6 +164,13 @@ class Frac(Mixer):
         inner, taps = self.conv_weight.shape
         return inner * self.num_modes + inner * (taps - 1)
 
+    def time_scales(self, times: Tensor) -> Tensor:
+        """See Mixer.time_scales; the same at all times."""
+        inputs = self.skip.new_zeros(1, 1, self.skip.numel())
+        decay, _, _ = self.gates(self.dynamics(inputs), inputs)
+        scales = -1 / decay if self.by_mode else self.log_tau.exp() / decay[..., None]
+        return scales.flatten().expand(len(times), -1)
+
     def _mix(
         self, x: Tensor, state: FracState | None, cu_seqlens: Tensor | None, lengths: Tensor | None
     ) -> tuple[Tensor, FracState]:
@@ -148,15 +184,18 @@ class Frac(Mixer):
         )  # fmt: skip
         if lengths is not None:
             next_tail = convolution_tail(tail, inputs, lengths)
-        u, read, write = self.gates(dynamics, mixed)
+        decay, read, write = self.gates(dynamics, mixed)
         if lengths is not None:
-            # a pad must neither write nor let the clock advance
-            valid = valid_positions(lengths, x.shape[1])[..., None]
-            u, write = torch.where(valid, u, 0.0), torch.where(valid[..., None], write, 0.0)
-        output, memory = frac_scan(
-            values.unflatten(-1, (self.num_heads, self.value_width)), write, read, u, self.log_tau,
-            initial_state=memory, cu_seqlens=cu_seqlens, form=self.form,
-        )  # fmt: skip
+            # a pad must neither write nor let the clock advance, whatever a clamp asks for
+            valid = valid_positions(lengths, x.shape[1])[..., None, None]
+            decay = torch.where(valid if self.by_mode else valid[..., 0], decay, 0.0)
+            write = torch.where(valid, write, 0.0)
+        values = values.unflatten(-1, (self.num_heads, self.value_width))
+        common = {"initial_state": memory, "cu_seqlens": cu_seqlens, "form": self.form}
+        if self.by_mode:
+            output, memory = decay_attention(read, write, values, decay, **common)
+        else:
+            output, memory = frac_scan(values, write, read, decay, self.log_tau, **common)
         output = gated_rms_norm(
             output.flatten(2), gate, self.norm_weight, skip=(skipped, self.skip.flatten())
         )
@@ -173,20 +212,22 @@ class Frac(Mixer):
         """The clock and the routing of every position and head.
 
         Args:
-            dynamics: (batch, length, 2 or 3 times heads), the step, the fractional order unless
-                fixed, and the relaxation strength, as logits in full precision.
+            dynamics: (batch, length, 2 or 3 times heads), the step, the fractional order where it
+                is free, and the relaxation strength, as logits in full precision.
             mixed: (batch, length, inner), after the convolution.
 
         Returns:
-            u (batch, length, heads) float32, read and write (batch, length, heads, modes).
+            u (batch, length, heads) float32, read and write (batch, length, heads, modes); where
+            modes decay by themselves, in place of u their log decay -u/tau, of one more axis.
         """
-        parts = dynamics.chunk(2 if self.fixed_alpha else 3, dim=-1)
-        delta, alpha, lam = (parts[0], None, parts[1]) if self.fixed_alpha else parts
+        parts = dynamics.chunk(2 + self.has_alpha, dim=-1)
+        delta, alpha, lam = parts if self.has_alpha else (parts[0], None, parts[1])
         # unbind and not two indexings, whose gradients would be two full tensors of zeros to add up
         read, write = (
             self.routes(mixed).unflatten(-1, (2, self.num_heads, self.num_modes)).unbind(-3)
         )
-        return frac_gates(
-            delta, alpha, lam, read, write, self.log_tau, self.dt_bias, self.read_gain,
-            self.write_gain, **self.routing,
-        )  # fmt: skip
+        weights = read, write, self.log_tau, self.dt_bias, self.read_gain, self.write_gain
+        if self.by_mode:
+            dynamic = delta, alpha, lam
+            return mode_gates(dynamic, *weights, clamp=self.rho_clamp, **self.routing)
+        return frac_gates(delta, alpha, lam, *weights, **self.routing)

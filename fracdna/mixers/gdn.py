@@ -41,6 +41,8 @@ class GDN(Mixer):
             (see TaperedSpectrum).
         post_length: positions of a training sequence, needed with post.
         post_span: full | strict, see TaperedSpectrum.
+        post_reset: packed sequences count from 1 each; when false as in the release, whose count
+            goes on through their borders.
 
     Raises:
         ValueError: post without a length, or with an unknown span.
@@ -63,11 +65,13 @@ class GDN(Mixer):
         post: bool = False,
         post_length: int | None = None,
         post_span: str = "full",
+        post_reset: bool = True,
     ) -> None:
         super().__init__()
         keys, values = num_heads * key_width, num_heads * value_width
         self.d_model, self.num_heads = d_model, num_heads
         self.key_width, self.value_width, self.form = key_width, value_width, form
+        self.post_reset = post_reset
         self.most_beta = 2.0 if negative_eigenvalues else 1.0
         self.qkv_projection = linear(d_model, 2 * keys + values)
         self.gate_projection = linear(d_model, values)
@@ -119,6 +123,11 @@ class GDN(Mixer):
         channels, taps = self.conv_weight.shape
         return self.num_heads * self.key_width * self.value_width + channels * (taps - 1)
 
+    def time_scales(self, times: Tensor) -> Tensor:
+        """See Mixer.time_scales; (n, heads)."""
+        steps = self.dt_bias.new_zeros(1, len(times), self.num_heads)
+        return -1 / self.log_decay(steps, times - 1)[0]
+
     def log_decay(self, steps: Tensor, positions: Tensor) -> Tensor:
         """How much of the memory each position keeps.
 
@@ -142,7 +151,7 @@ class GDN(Mixer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Output, memory and convolution's tail of whole sequences or of a continuation."""
         memory, tail, count = (None, None, None) if state is None else state
-        positions = sequence_positions(x, count, cu_seqlens)
+        positions = sequence_positions(x, count, cu_seqlens if self.post_reset else None)
         x, dynamics = exact_linear(x, self.dynamics.weight, tap=True)
         inputs = self.qkv_projection(x)
         mixed, next_tail = short_convolution(

@@ -25,6 +25,8 @@ class GLA(LinearAttention):
         post: the decay is that of TaperedGate; rank and temper are then of no effect.
         post_length: positions of a training sequence, needed with post.
         post_span: full | strict, see TaperedSpectrum.
+        post_reset: packed sequences count from 1 each; when false as in the release, whose count
+            goes on through their borders.
 
     Raises:
         ValueError: post without a length, or with an unknown span.
@@ -47,10 +49,12 @@ class GLA(LinearAttention):
         post: bool = False,
         post_length: int | None = None,
         post_span: str = "full",
+        post_reset: bool = True,
     ) -> None:
         super().__init__(
-            d_model, num_heads=num_heads, key_width=key_width, value_width=value_width, form=form
-        )
+            d_model, num_heads=num_heads, key_width=key_width, value_width=value_width, form=form,
+            reset=post_reset,
+        )  # fmt: skip
         self.decay_temper = decay_temper
         self.tapered_gate: TaperedGate | None = None
         if post:

@@ -89,11 +89,13 @@ class Hyena(Mixer):
         filter_features: of a position, that the network reads; odd.
         filter_frequency: initial factor in its sines.
         filter_shift: floor of the filters' fading.
+        filter_rate_factor: on the learning rate of the filter's network.
         conv_width: taps of the short convolution.
         form: form of long_convolution.
 
     Raises:
-        ValueError: a window without bases, or a number of features that is even or below 3.
+        ValueError: a window without bases, a number of features that is even or below 3, or a
+            negative factor.
 
     Source: Poli et al. 2023, arXiv 2302.10866; HyenaDNA, arXiv 2306.15794, whose release leaves the
         short convolution at PyTorch's initial values.
@@ -110,13 +112,17 @@ class Hyena(Mixer):
         filter_features: int = 5,
         filter_frequency: float = 10.0,
         filter_shift: float = 0.0,
+        filter_rate_factor: float = 1.0,
         conv_width: int = 3,
         form: str = "auto",
     ) -> None:
         super().__init__()
         if window < 1:
             raise ValueError(f"window={window} must be at least 1")
+        if filter_rate_factor < 0:
+            raise ValueError(f"filter_rate_factor={filter_rate_factor} must be at least 0")
         self.d_model, self.window, self.form = d_model, window, form
+        self.filter_rate_factor = float(filter_rate_factor)
         self.in_projection = linear(d_model, 3 * d_model, bias=True)
         bound = 1 / math.sqrt(conv_width)
         self.conv_weight = nn.Parameter(
@@ -134,6 +140,11 @@ class Hyena(Mixer):
     def no_weight_decay(self) -> frozenset[str]:
         """The filter's network."""
         return frozenset(f"filter.{name}" for name, _ in self.filter.named_parameters())
+
+    @property
+    def learning_rate_factors(self) -> dict[str, float]:
+        """The filter's network."""
+        return dict.fromkeys(self.no_weight_decay, self.filter_rate_factor)
 
     def forward(
         self, x: Tensor, *, cu_seqlens: Tensor | None = None, shared: Shared | None = None

@@ -30,13 +30,21 @@ class LinearAttention(Mixer):
         key_width: K of each head.
         value_width: V of each head.
         form: form of decay_attention.
+        reset: positions count from 0 in each packed sequence, and not through their borders.
     """
 
     def __init__(
-        self, d_model: int, *, num_heads: int, key_width: int, value_width: int, form: str
+        self,
+        d_model: int,
+        *,
+        num_heads: int,
+        key_width: int,
+        value_width: int,
+        form: str,
+        reset: bool = True,
     ) -> None:
         super().__init__()
-        self.d_model, self.num_heads, self.form = d_model, num_heads, form
+        self.d_model, self.num_heads, self.form, self.reset = d_model, num_heads, form, reset
         self.key_width, self.value_width = key_width, value_width
         self.q_projection = linear(d_model, num_heads * key_width)
         self.k_projection = linear(d_model, num_heads * key_width)
@@ -51,7 +59,7 @@ class LinearAttention(Mixer):
 
         Args:
             x: (batch, length, d_model).
-            positions: (length,) or (batch, length), counted from 0 in each sequence.
+            positions: (length,) or (batch, length), counted from 0.
 
         Returns:
             (batch, length, heads), or (batch, length, heads, key width) where every key channel
@@ -100,6 +108,11 @@ class LinearAttention(Mixer):
         """Memory H K V."""
         return self.num_heads * self.key_width * self.value_width
 
+    def time_scales(self, times: Tensor) -> Tensor:
+        """See Mixer.time_scales; (n, heads), or (n, heads * key width) of channels that differ."""
+        inputs = self.norm_weight.new_zeros(1, len(times), self.d_model)
+        return -1 / self.log_decay(inputs, times - 1)[0].flatten(1)
+
     def _mix(
         self,
         x: Tensor,
@@ -113,7 +126,7 @@ class LinearAttention(Mixer):
             projection(x).unflatten(-1, (self.num_heads, -1))
             for projection in (self.q_projection, self.k_projection, self.v_projection)
         )
-        positions = sequence_positions(x, count, cu_seqlens)
+        positions = sequence_positions(x, count, cu_seqlens if self.reset else None)
         q, k = self.placed(q, k, positions)
         g = self.log_decay(x, positions)
         if lengths is not None:

@@ -41,6 +41,8 @@ class Mamba2(Mixer):
             TaperedSpectrum); the bias of the time step is then fixed.
         post_length: positions of a training sequence, needed with post.
         post_span: full | strict, see TaperedSpectrum.
+        post_reset: packed sequences count from 1 each; when false as in the release, whose count
+            goes on through their borders.
 
     Raises:
         ValueError: heads that do not divide the inner width, or groups that do not divide the
@@ -64,6 +66,7 @@ class Mamba2(Mixer):
         post: bool = False,
         post_length: int | None = None,
         post_span: str = "full",
+        post_reset: bool = True,
     ) -> None:
         super().__init__()
         inner = expand * d_model
@@ -75,6 +78,7 @@ class Mamba2(Mixer):
         channels = inner + 2 * num_groups * state_width
         self.d_model, self.num_heads, self.num_groups = d_model, num_heads, num_groups
         self.state_width, self.value_width, self.form = state_width, inner // num_heads, form
+        self.post_reset = post_reset
         # nn.Linear itself begins uniform within 1 / sqrt(inputs), as published
         self.gate_projection = nn.Linear(d_model, inner, bias=False)
         self.in_projection = nn.Linear(d_model, channels, bias=False)
@@ -133,6 +137,11 @@ class Mamba2(Mixer):
         channels, taps = self.conv_weight.shape
         return self.norm_weight.numel() * self.state_width + channels * (taps - 1)
 
+    def time_scales(self, times: Tensor) -> Tensor:
+        """See Mixer.time_scales; (n, heads)."""
+        steps = self.skip.new_zeros(1, len(times), self.num_heads)
+        return -1 / self.log_decay(softplus(steps + self.dt_bias), times - 1)[0]
+
     def log_decay(self, delta: Tensor, positions: Tensor) -> Tensor:
         """Log decay of every position and head, at most 0.
 
@@ -156,7 +165,7 @@ class Mamba2(Mixer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Output, memory and convolution's tail of whole sequences or of a continuation."""
         memory, tail, count = (None, None, None) if state is None else state
-        positions = sequence_positions(x, count, cu_seqlens)
+        positions = sequence_positions(x, count, cu_seqlens if self.post_reset else None)
         x, steps = exact_linear(x, self.dt_projection.weight, tap=True)
         inputs = self.in_projection(x)
         mixed, next_tail = short_convolution(

@@ -42,6 +42,7 @@ class Mamba3(Mixer):
         expand: E = expand * D.
         rate: "softplus" as first released, or "rational" as since June 2026; the decay of a
             position is a = exp(-max(rate, 1e-4) delta).
+        output_norm: an RMS norm of every head and rank before the gate, with a weight per channel.
         form: form of decay_attention.
 
     Raises:
@@ -64,6 +65,7 @@ class Mamba3(Mixer):
         rank: int = 1,
         expand: int = 2,
         rate: str = "softplus",
+        output_norm: bool = False,
         form: str = "auto",
     ) -> None:
         super().__init__()
@@ -93,6 +95,9 @@ class Mamba3(Mixer):
             self.value_mix = nn.Parameter(torch.full(shape, 1 / rank))
             self.gate_mix = nn.Parameter(torch.ones(shape))
             self.output_mix = nn.Parameter(torch.full(shape, 1 / rank))
+        self.output_norm_weight = None
+        if output_norm:
+            self.output_norm_weight = nn.Parameter(torch.ones(inner))
         self.out_projection = nn.Linear(inner, d_model, bias=False)
         with torch.no_grad():
             self.out_projection.weight /= num_layers**0.5
@@ -131,6 +136,11 @@ class Mamba3(Mixer):
         """Memory E N, and of the last position R keys, the values and the angles."""
         heads, width = self.num_heads, self.state_width
         return heads * (self.value_width * (width + 1) + self.rank * width + width // 4)
+
+    def time_scales(self, times: Tensor) -> Tensor:
+        """See Mixer.time_scales; (n, heads), the same at all times."""
+        logits = self.dt_bias.new_zeros(1, len(times), self.num_heads)
+        return -1 / self.log_decay(logits, softplus(logits + self.dt_bias), None, None)[0]
 
     def log_decay(
         self, logits: Tensor, delta: Tensor, count: Tensor | None, cu_seqlens: Tensor | None
@@ -184,6 +194,9 @@ class Mamba3(Mixer):
             memory=memory, last=last, cu_seqlens=cu_seqlens, form=self.form,
         )  # fmt: skip
         read = read + self.skip[:, None, None] * copies
+        if self.output_norm_weight is not None:
+            weight = self.output_norm_weight.view(heads, 1, -1)
+            read = rms_norm(read, (self.value_width,), eps=1e-5) * weight
         gate = self.gate_projection(x).unflatten(-1, (heads, 1, -1))
         if self.rank > 1:
             output = (self.output_mix * read * silu(gate * self.gate_mix)).sum(-2)

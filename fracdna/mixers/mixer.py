@@ -1,7 +1,8 @@
 """The contract of every sequence mixer, and what several mixers need to keep it."""
 
 from abc import abstractmethod
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +21,8 @@ class Mixer(nn.Module):
 
     # parameters that weight decay must leave alone although they have several axes
     no_weight_decay: ClassVar[frozenset[str]] = frozenset()
+    # parameters that learn at another rate than the rest, and by what factor
+    learning_rate_factors: ClassVar[Mapping[str, float]] = MappingProxyType({})
     d_model: int
 
     @abstractmethod
@@ -66,6 +69,18 @@ class Mixer(nn.Module):
     @abstractmethod
     def state_size(self) -> int:
         """Scalars carried per sequence; for a cache that grows, per position."""
+
+    def time_scales(self, times: Tensor) -> Tensor | None:
+        """How long the memory keeps what it holds, when the input of the layer is 0.
+
+        Args:
+            times: (n,) places in a sequence, counted from 1.
+
+        Returns:
+            (n, channels) positions until a share 1/e is left, one column for each rate of decay;
+            None: a memory that does not fade by rates.
+        """
+        return None
 
 
 def valid_positions(lengths: Tensor, length: int) -> Tensor:

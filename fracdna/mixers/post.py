@@ -61,6 +61,10 @@ class TaperedSpectrum(nn.Module):
             self.gaps = nn.Parameter(start.repeat(channels - 1))
         self.channels = channels
 
+    def parameter_names(self, prefix: str) -> tuple[str, ...]:
+        """Names of all parameters in a module that has this one under the prefix."""
+        return tuple(f"{prefix}.{name}" for name, _ in self.named_parameters())
+
     def spectrum(self) -> Tensor:
         """(channels,) p_k in float32 (float64 in a float64 model), rising."""
         base = self.base.to(torch.promote_types(self.base.dtype, torch.float32))

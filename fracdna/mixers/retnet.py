@@ -24,6 +24,8 @@ class RetNet(LinearAttention):
             post.
         post_length: positions of a training sequence, needed with post.
         post_span: full | strict, see TaperedSpectrum.
+        post_reset: packed sequences count from 1 each; when false as in the release, whose count
+            goes on through their borders.
 
     Raises:
         ValueError: an odd key width, whose channels do not pair; post without a length, or with an
@@ -46,12 +48,14 @@ class RetNet(LinearAttention):
         post: bool = False,
         post_length: int | None = None,
         post_span: str = "full",
+        post_reset: bool = True,
     ) -> None:
         if key_width % 2 and not post:
             raise ValueError(f"key_width={key_width} must be even: its channels turn in pairs")
         super().__init__(
-            d_model, num_heads=num_heads, key_width=key_width, value_width=value_width, form=form
-        )
+            d_model, num_heads=num_heads, key_width=key_width, value_width=value_width, form=form,
+            reset=post_reset or not post,  # without post it is rotation that counts positions
+        )  # fmt: skip
         self.rope_base = rope_base
         self.tapered_gate: TaperedGate | None = None
         if post:

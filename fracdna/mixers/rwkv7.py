@@ -47,6 +47,8 @@ class RWKV7(Mixer):
             by the position (see TaperedSpectrum).
         post_length: positions of a training sequence, needed with post.
         post_span: full | strict, see TaperedSpectrum.
+        post_reset: packed sequences count from 1 each; when false as in the release, whose count
+            goes on through their borders.
 
     Raises:
         ValueError: a head width that does not divide the width; post without a length, or with an
@@ -68,11 +70,13 @@ class RWKV7(Mixer):
         post: bool = False,
         post_length: int | None = None,
         post_span: str = "full",
+        post_reset: bool = True,
     ) -> None:
         super().__init__()
         if d_model % head_width:
             raise ValueError(f"head_width={head_width} does not divide d_model={d_model}")
         self.d_model, self.head_width, self.form = d_model, head_width, form
+        self.post_reset = post_reset
         self.num_heads = d_model // head_width
         start = InitialValues(d_model, head_width, layer_index, num_layers)
         self.embedding_norm = None if layer_index else LayerNorm(d_model)
@@ -129,6 +133,12 @@ class RWKV7(Mixer):
         low_rank = (name for name, part in self.named_modules() if isinstance(part, LowRank))
         return frozenset({"time_shares", *(f"{n}.{x}" for n in low_rank for x in ("down", "up"))})
 
+    @property
+    def learning_rate_factors(self) -> dict[str, float]:
+        """The logits of the decay learn at twice the rate, as released, also those of PoST."""
+        logits = ("decay_bias",) if self.taper is None else self.taper.parameter_names("taper")
+        return dict.fromkeys(logits, 2.0)
+
     def forward(
         self, x: Tensor, *, cu_seqlens: Tensor | None = None, shared: Shared | None = None
     ) -> Tensor:
@@ -161,6 +171,11 @@ class RWKV7(Mixer):
     def state_size(self) -> int:
         """Memory D P and both tokens."""
         return self.d_model * (self.head_width + 2)
+
+    def time_scales(self, times: Tensor) -> Tensor:
+        """See Mixer.time_scales; (n, d_model)."""
+        inputs = self.bonus.new_zeros(1, len(times), self.d_model)
+        return -1 / self.log_decay(self.decay(inputs), times - 1)[0]
 
     def log_decay(self, adjustment: Tensor, positions: Tensor) -> Tensor:
         """How much of the memory each position and channel keeps.
@@ -211,6 +226,8 @@ class RWKV7(Mixer):
     ) -> tuple[Tensor, Tensor]:
         """The memory; inputs are those of r, w, k, v, a and the gate."""
         of_r, of_w, of_k, of_v, of_a, of_gate = inputs
+        if not self.post_reset and cu_seqlens is not None:
+            positions = sequence_positions(of_w)  # of the taper alone
         r, k = self.r_projection(of_r), self.k_projection(of_k)
         v = self._with_first_values(self.v_projection(of_v), of_v, shared)
         g, a = self.log_decay(self.decay(of_w), positions), torch.sigmoid(self.rate(of_a))

@@ -11,27 +11,50 @@ from fracdna.mixers.mixer import Mixer
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups for an optimizer: decayed matrices, and all that weight decay leaves alone.
+    """Groups for an optimizer: decayed matrices, all that weight decay leaves alone, own rates.
 
     Exempt are parameters with fewer than two axes (norms, biases, gains) and those that a mixer
-    names in no_weight_decay.
+    names in no_weight_decay. The first two groups learn at the common rate; others follow, one for
+    each decay and each factor of learning_rate_factors that there is.
+
+    Returns:
+        Groups with their parameters, "weight_decay" and "rate_factor", of the learning rate.
     """
     exempt = {p for p in module.parameters() if p.ndim < 2}
+    factors: dict[nn.Parameter, float] = {}
     for part in module.modules():
         if isinstance(part, Mixer):
             exempt.update(part.get_parameter(name) for name in part.no_weight_decay)
-    trained = [p for p in module.parameters() if p.requires_grad]
+            for name, factor in part.learning_rate_factors.items():
+                factors[part.get_parameter(name)] = factor
+    kinds: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, False): [], (1.0, True): []}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            kind = factors.get(parameter, 1.0), parameter in exempt
+            kinds.setdefault(kind, []).append(parameter)
     return [
-        {"params": [p for p in trained if p not in exempt], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p in exempt], "weight_decay": 0.0},
+        {"params": kept, "weight_decay": 0.0 if free else weight_decay, "rate_factor": factor}
+        for (factor, free), kept in kinds.items()
     ]
 
 
 def build_optimizer(
     module: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], weight_decay: float
 ) -> torch.optim.Optimizer:
-    """An optimizer over parameter_groups; `optimizer` is called with them."""
-    return optimizer(parameter_groups(module, weight_decay))
+    """An optimizer over parameter_groups, whose rates have their factors.
+
+    A schedule multiplies what it finds, so the factors hold at every step; both are in the state
+    that a checkpoint keeps.
+
+    Args:
+        module: whose parameters are trained.
+        optimizer: called with the groups.
+        weight_decay: on matrices only.
+    """
+    built = optimizer(parameter_groups(module, weight_decay))
+    for group in built.param_groups:
+        group["lr"] = group["lr"] * group["rate_factor"]
+    return built
 
 
 def warmup_cosine(step: int, *, steps: int, warmup: float, final: float) -> float:

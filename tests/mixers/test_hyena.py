@@ -180,3 +180,18 @@ def test_large_pads_do_not_leak_through_the_transform():
     padded, _ = layer.step(x, layer.initial_state(1), lengths=torch.tensor([12]))
     alone, _ = layer.step(x[:, :12], layer.initial_state(1))
     assert relative_error(padded[:, :12], alone) < 1e-5
+
+
+def test_the_network_of_the_filters_may_learn_at_a_rate_of_its_own():
+    """Its weights, biases and frequency, and nothing else; as published they share the rate."""
+    layer = Hyena(24, window=16, filter_rate_factor=0.5)
+    names = {name for name, _ in layer.named_parameters() if name.startswith("filter.")}
+    assert layer.learning_rate_factors == dict.fromkeys(names, 0.5)
+    *common, own = parameter_groups(layer, 0.1)
+    assert {group["rate_factor"] for group in common} == {1.0}
+    assert (own["rate_factor"], own["weight_decay"], len(own["params"])) == (0.5, 0.0, len(names))
+    assert len(parameter_groups(Hyena(24, window=16), 0.1)) == 2
+    with pytest.raises(ValueError, match="filter_rate_factor=-1 must be at least 0"):
+        Hyena(24, window=16, filter_rate_factor=-1)
+    factor = "model.mixer.filter_rate_factor=0.5"
+    assert model_config("hyena", factor)["mixer"]["filter_rate_factor"] == 0.5

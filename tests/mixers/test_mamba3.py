@@ -66,6 +66,9 @@ def published_layer(layer, h, rank, rate):
         y = torch.zeros(H, V, dtype=torch.float64)
         for r in range(rank):
             read = (state * q[:, r, :, None]).sum(1) + weight["skip"][:, None] * v[:, r]
+            if "output_norm_weight" in weight:
+                rms = torch.sqrt((read**2).mean(-1, keepdim=True) + 1e-5)
+                read = weight["output_norm_weight"].view(H, V) * read / rms
             y = y + mo[:, r] * read * z[:, r] * sigmoid(z[:, r])
         outputs.append(weight["out_projection.weight"] @ y.flatten())
     return torch.stack(outputs)
@@ -85,6 +88,19 @@ def test_published_equations_hold_in_float64(form, rank, rate):
     function = rational if rate == "rational" else lambda x: torch.log1p(torch.exp(x))
     expected = published_layer(layer, h, rank, function)
     assert relative_error(layer(h[None])[0], expected) < 1e-10
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_equations_with_the_optional_norm_hold_in_float64(rank):
+    """Of every head and rank, before the gate; E weights more, without weight decay."""
+    layer = build(rank=rank, output_norm=True)
+    h = torch.randn(40, 12, dtype=torch.float64)
+    expected = published_layer(layer, h, rank, lambda x: torch.log1p(torch.exp(x)))
+    assert relative_error(layer(h[None])[0], expected) < 1e-10
+    count = lambda layer: sum(p.numel() for p in layer.parameters())  # noqa: E731
+    assert count(layer) - count(build(rank=rank)) == 24
+    exempt = parameter_groups(layer, 0.1)[1]["params"]
+    assert any(p is layer.output_norm_weight for p in exempt)
 
 
 def test_a_rank_that_is_neither_written_nor_read_changes_nothing():

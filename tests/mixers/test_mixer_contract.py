@@ -1,4 +1,4 @@
-"""The law that every mixer in configs/mixer keeps."""
+"""The law that every mixer in configs/mixer keeps, and every layer that options make of one."""
 
 import pytest
 import torch

@@ -3,12 +3,14 @@ import math
 import post_loop
 import pytest
 import torch
-from models import lively
+from models import lively, model_config
 from numerics import relative_error
 
 from fracdna.mixers.gdn import GDN
+from fracdna.mixers.gla import GLA
 from fracdna.mixers.mamba2 import Mamba2
 from fracdna.mixers.post import TaperedSpectrum
+from fracdna.mixers.retnet import RetNet
 from fracdna.mixers.rwkv7 import RWKV7
 
 T = 2048
@@ -17,6 +19,8 @@ BASES = {
     "gdn": (GDN, {"num_heads": 2, "key_width": 8, "value_width": 12}, "A_log"),
     "rwkv7": (RWKV7, {"head_width": 8, "mlp_width": 24, "layer_index": 1}, "decay_bias"),
 }
+KEYED = {"num_heads": 2, "key_width": 8, "value_width": 12}
+ALL = BASES | {"gla": (GLA, KEYED, None), "retnet": (RetNet, KEYED, None)}
 
 
 def build(slow=-3.0, fast=2.0, channels=7, **options):
@@ -170,3 +174,59 @@ def test_a_length_without_time_scales_is_refused():
 def test_an_unknown_span_is_refused():
     with pytest.raises(ValueError, match="post_span=half must be one of full, strict"):
         build(span="half")
+
+
+def with_and_without_reset(name, **options):
+    """A layer that counts afresh in every packed sequence, and the same that does not."""
+    mixer, sizes, _ = ALL[name]
+    torch.set_default_dtype(torch.float64)
+    try:
+        layers = [mixer(24, num_layers=2, **sizes, post_reset=r, **options) for r in (True, False)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    layers[1].load_state_dict(lively(layers[0]).state_dict())
+    return layers
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_without_a_reset_positions_count_through_the_borders_of_packed_sequences(name):
+    """As released: only the position goes on, memory and neighbours do not cross a border."""
+    _, released = with_and_without_reset(name, post=True, post_length=T)
+    x = torch.randn(1, 30, 24, dtype=torch.float64)
+    packed = released(x, cu_seqlens=torch.tensor([0, 1, 12, 12, 30]))
+    for start, end in [(0, 1), (1, 12), (12, 30)]:
+        empty = released.initial_state(1)
+        onward, _ = released.step(x[:, start:end], empty._replace(count=empty.count + start))
+        assert relative_error(packed[:, start:end], onward) < 1e-10
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_reset_matters_in_packed_sequences_after_the_first_alone(name):
+    """Whole and carried sequences know no borders."""
+    here, released = with_and_without_reset(name, post=True, post_length=T)
+    x, bounds = torch.randn(1, 30, 24, dtype=torch.float64), torch.tensor([0, 14, 30])
+    packed = [layer(x, cu_seqlens=bounds) for layer in (here, released)]
+    assert torch.equal(packed[0][:, :14], packed[1][:, :14])
+    assert relative_error(packed[0][:, 14:], packed[1][:, 14:]) > 1e-6
+    assert torch.equal(here(x), released(x))
+    carried = [
+        layer.step(x, layer.step(x, layer.initial_state(1))[1])[0] for layer in (here, released)
+    ]
+    assert torch.equal(*carried)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_without_post_there_is_nothing_to_reset(name):
+    """Turned keys of RetNet and neighbours of RWKV-7 still start afresh."""
+    here, released = with_and_without_reset(name)
+    x, bounds = torch.randn(1, 30, 24, dtype=torch.float64), torch.tensor([0, 14, 30])
+    assert torch.equal(here(x, cu_seqlens=bounds), released(x, cu_seqlens=bounds))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_reset_is_a_word_on_the_command_line(name):
+    config = model_config(f"post_{name}")
+    assert config["mixer"]["post_reset"] is True
+    assert (
+        model_config(f"post_{name}", "model.mixer.post_reset=false")["mixer"]["post_reset"] is False
+    )

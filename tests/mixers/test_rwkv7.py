@@ -284,6 +284,19 @@ def test_only_linear_maps_decay(index, post):
     assert names == {f"{name}_projection.weight" for name in maps}
 
 
+@pytest.mark.parametrize("post", [False, True])
+@pytest.mark.parametrize("index", [0, 1])
+def test_logits_of_the_decay_learn_twice_as_fast(index, post):
+    """And nothing else does; with PoST these are the spectrum's, and not the bias of the map."""
+    layer = build(index, post=post, post_length=16)
+    groups = parameter_groups(layer, 0.1)
+    faster = [p for group in groups if group["rate_factor"] != 1 for p in group["params"]]
+    names = {name for name, p in layer.named_parameters() if any(p is f for f in faster)}
+    assert names == ({"taper.base", "taper.gaps"} if post else {"decay_bias"})
+    assert [group["rate_factor"] for group in groups] == [1, 1, 2]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0, 0]
+
+
 def test_pads_neither_decay_nor_remove_nor_count():
     layer = build(1)
     x = torch.randn(3, 9, WIDTH, dtype=torch.float64)

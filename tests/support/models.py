@@ -16,6 +16,15 @@ CONSUMED = [
 ]
 
 
+# options that make another layer of a mixer, for what every mixer promises
+VARIANTS = {
+    "frac free_bank": ["model.mixer.free_bank=true"],
+    # with steps so short that the bounds bind
+    "frac rho_clamp": ["model.mixer.rho_clamp=true", "+model.mixer.delta_range=[1e-4,1e-2]"],
+    "mamba3_mimo output_norm": ["model.mixer.output_norm=true"],
+}
+
+
 def model_config(mixer, *overrides, experiment="dna_tiny"):
     """The plain model configuration that the command line would build."""
     arguments = [f"experiment={experiment}", f"mixer={mixer}", *overrides]
@@ -42,6 +51,10 @@ def tiny_model(mixer, *overrides, dtype=torch.float32):
 
 
 def mixer_layers(mixer, dtype=torch.float32):
-    """The distinct mixer modules of a tiny model: one for most, each kind for a hybrid."""
-    layers = [block.mixer for block in tiny_model(mixer, dtype=dtype).backbone.blocks]
+    """The distinct mixer modules of a tiny model: one for most, each kind for a hybrid.
+
+    The mixer may be a name in VARIANTS.
+    """
+    model = tiny_model(mixer.split()[0], *VARIANTS.get(mixer, ()), dtype=dtype)
+    layers = [block.mixer for block in model.backbone.blocks]
     return list({type(layer): layer for layer in layers}.values())

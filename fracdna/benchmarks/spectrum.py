@@ -1,0 +1,92 @@
+"""Which time scales the layers of a model own: the decays of an input of zeros, without data."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fracdna.mixers.post import TaperedSpectrum
+from fracdna.model.heads import LanguageModel
+from fracdna.pictures import bases, save
+from fracdna_prep.errors import InputError
+
+
+class Spectrum(NamedTuple):
+    """Time scales of one layer."""
+
+    layer: int  # from 1
+    mixer: str
+    times: tuple[int, ...]  # places in a sequence, counted from 1
+    scales: Tensor  # (times, channels) positions, on the CPU, the slowest at the first time first
+
+
+def decay_spectra(model: LanguageModel, times: Sequence[int] | None = None) -> list[Spectrum]:
+    """Time scales of all layers whose memory fades by rates (Mixer.time_scales).
+
+    They are those of the weights alone: what the input adds to a decay, or a step that it takes,
+    is left out.
+
+    Args:
+        model: the network.
+        times: where in a sequence, counted from 1; None: at 1, and where layers are tapered by the
+            position also at the length of training and 16 times as far.
+
+    Raises:
+        InputError: a time below 1, or no layer that fades by rates.
+    """
+    if times is None:
+        lengths = {part.length for part in model.modules() if isinstance(part, TaperedSpectrum)}
+        times = sorted({1} | lengths | {16 * length for length in lengths})
+    if not times or min(times) < 1:
+        raise InputError(f"times={list(times)} must be one or more places from 1 on")
+    places = torch.tensor(times, device=model.backbone.embedding.weight.device)
+    spectra = []
+    for number, block in enumerate(model.backbone.blocks, start=1):
+        with torch.no_grad():
+            scales = block.mixer.time_scales(places)
+        if scales is not None:
+            order = scales[0].argsort(descending=True)
+            name = type(block.mixer).__name__
+            spectra.append(Spectrum(number, name, tuple(times), scales[:, order].cpu()))
+    if not spectra:
+        raise InputError("no layer of this model fades by rates: there is no spectrum to draw")
+    return spectra
+
+
+def spectra_figure(spectra: Sequence[Spectrum], title: str) -> Figure:
+    """Time scales by rank, a line for each layer and a panel for each time.
+
+    Args:
+        spectra: from decay_spectra, of one model.
+        title: above the panels.
+    """
+    times = spectra[0].times
+    figure = Figure(figsize=(3.6 + 3.2 * len(times), 4.4), layout="constrained")
+    panels = figure.subplots(1, len(times), sharey=True, squeeze=False)[0]
+    colours = colormaps["viridis"].resampled(max(len(spectra), 2))
+    for index, (time, axes) in enumerate(zip(times, panels, strict=True)):
+        for colour, spectrum in enumerate(spectra):
+            scales = spectrum.scales[index]
+            places = torch.linspace(0, 1, len(scales)).tolist()
+            style = {"marker": "o", "ms": 3, "lw": 1.2, "color": colours(colour)}
+            axes.plot(places, scales.tolist(), label=f"{spectrum.layer} {spectrum.mixer}", **style)
+        axes.set(xlabel="rank, slowest to fastest", yscale="log")
+        if len(times) > 1:
+            axes.set_title(f"at position {bases(time)}", fontsize=9)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("time scale, positions")
+    panels[-1].legend(
+        title="layer", frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5)
+    )
+    figure.suptitle(title)
+    return figure
+
+
+def draw_spectra(path: Path, spectra: Sequence[Spectrum], *, title: str) -> None:
+    """Write spectra_figure as a PNG."""
+    save(spectra_figure(spectra, title), path)
