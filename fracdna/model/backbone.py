@@ -26,11 +26,12 @@ class Backbone(nn.Module):
         mlp: called with d_model and num_layers, once per block; None: blocks without an MLP.
         final_norm: called with a width, for the end; None: norm.
         vocabulary_rows: rows of the embedding; None: those of the DNA vocabulary.
+        embedding_dropout: share of what the embedding gives that training sets to 0.
         activation_checkpointing: recompute each block in the backward pass instead of keeping its
             activations; parameter names stay the same.
 
     Raises:
-        ValueError: neither a norm nor a final norm.
+        ValueError: neither a norm nor a final norm, or a dropout that is no share.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Backbone(nn.Module):
         mlp: Callable[..., nn.Module] | None = None,
         final_norm: Callable[[int], nn.Module] | None = None,
         vocabulary_rows: int | None = None,
+        embedding_dropout: float = 0.0,
         activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
@@ -52,6 +54,7 @@ class Backbone(nn.Module):
         self.activation_checkpointing = activation_checkpointing
         self.embedding = nn.Embedding(vocabulary_rows or DNA.rows, d_model)
         nn.init.normal_(self.embedding.weight, std=0.02)
+        self.embedding_dropout = nn.Dropout(embedding_dropout)
         self.blocks = nn.ModuleList(
             Block(
                 d_model,
@@ -77,7 +80,7 @@ class Backbone(nn.Module):
             (batch, length, d_model), after the final norm, in the dtype of the stream.
         """
         shared: dict[str, Tensor] = {}
-        x, residual = self.embedding(ids.long()), None
+        x, residual = self.embedding_dropout(self.embedding(ids.long())), None
         _tell(observe, 0, x, residual)
         for number, block in enumerate(self.blocks, start=1):
             inputs = x, residual, cu_seqlens, shared

@@ -23,6 +23,8 @@ from fracdna_prep.vocabulary import DNA
 
 FORMAT = 1
 PREFIX = "model."
+# options of Backbone that leave alone what its weights compute when they are used
+TRAINING_ALONE = frozenset({"activation_checkpointing", "embedding_dropout"})
 # dotted paths that moved since a format-1 checkpoint was written: old name to new name
 RENAMED: dict[str, str] = {}
 
@@ -115,9 +117,9 @@ def model_hash(model: LanguageModel) -> str:
     """SHA-256 over vocabulary, configuration and all weights: the identity of a model in results.
 
     The configuration counts because it changes what the same weights compute (gain, time scales);
-    only how memory is spent in training does not.
+    only what is of training alone does not.
     """
-    config = {k: v for k, v in model.config.items() if k != "activation_checkpointing"}
+    config = {k: v for k, v in model.config.items() if k not in TRAINING_ALONE}
     digest = hashlib.sha256(json.dumps([list(DNA.symbols), config], sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

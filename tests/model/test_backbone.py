@@ -69,12 +69,26 @@ def test_activation_checkpointing_changes_neither_names_nor_gradients(mixer):
     plain.load_state_dict(saving.state_dict())
     ids = ids_of(2, 33)
     for model in (plain, saving):
+        torch.manual_seed(1)  # of dropout
         model(ids).square().mean().backward()
     for (name, one), (other_name, other) in zip(
         plain.named_parameters(), saving.named_parameters(), strict=True
     ):
         assert name == other_name
         assert relative_error(other.grad, one.grad) < 1e-6
+
+
+def test_the_embedding_is_dropped_in_training_alone():
+    """As in HyenaDNA; what is kept grows, so that the mean stays."""
+    model = tiny_model("hyena", "model.embedding_dropout=0.25")
+    ids, seen = ids_of(4, 200), {}
+    embedded = model.backbone.embedding(ids.long())
+    model.backbone(ids, observe=seen.__setitem__)
+    assert torch.equal(seen[0], embedded)
+    model.train().backbone(ids, observe=seen.__setitem__)
+    dropped = seen[0] == 0
+    assert dropped.float().mean().item() == pytest.approx(0.25, abs=0.01)
+    torch.testing.assert_close(seen[0][~dropped], embedded[~dropped] / 0.75)
 
 
 def test_packed_model_equals_separate_sequences():
