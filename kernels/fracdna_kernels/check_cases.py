@@ -1,7 +1,7 @@
 """Small inputs with awkward sizes, on which every operator is held against its reference form.
 
 B batch   T length   H heads   V value width   M modes   D channels   W filter width, S = W - 1
-N sequences   G channels of a group   O outputs
+N sequences   G channels of a group   O outputs   K key width
 """
 
 import math
@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SIZES = {"B": 1, "T": 70, "H": 2, "V": 16, "M": 8, "D": 24, "W": 4, "S": 3, "N": 1, "G": 8, "O": 12}
+SIZES = {
+    "B": 1, "T": 70, "H": 2, "V": 16, "M": 8, "D": 24, "W": 4, "S": 3, "N": 1, "G": 8, "O": 12,
+    "K": 16,
+}  # fmt: skip
 JUMP = 1e4
 SLOWEST = 2.0**17
 
@@ -64,6 +67,9 @@ _PACKED = {"N": 4}
 _BOUNDS = (0, 1, 1, 64, 68)  # a single position, nothing, two chunks, less than a tile; 2 spare
 _SCAN_STATE = {"initial_state": "NHMV"}
 _FILTER_STATE = {"initial_state": "NDS"}
+_KEY_STATE = {"initial_state": "NHKV"}
+_KEY_DECAY = {"g": "BTHK"}
+_UNIT_KEYS = {"l2norm": True}  # longer ones make the memory grow
 _SKIP = {"skip_values": "BTD", "skip_factor": "D"}
 
 OPERATORS = {
@@ -77,6 +83,77 @@ OPERATORS = {
             Case("256 channels", _PAIR | {"D": 256}, compiled=True),
             Case("2048 channels", _PAIR | {"D": 2048}, compiled=True),
         ),
+    ),
+    "decay_attention": Operator(
+        {"q": "BTHK", "k": "BTHK", "v": "BTHV", "g": "BTH"},
+        ("output", "final_state"),
+        (
+            Case("70 positions"),
+            Case("1 position", _ALONE, _KEY_STATE),
+            Case(
+                "decays jump", {"T": 63, "K": 24, "V": 40}, _KEY_STATE, {"scale": 0.5}, jumps=True
+            ),
+            Case("decays of keys jump", {"T": 63, "K": 24}, _KEY_STATE | _KEY_DECAY, jumps=True),
+            Case("shared keys", {"G": 1}, {"q": "BTGK", "k": "BTGK"} | _KEY_DECAY),
+            Case("packed", _PACKED, _KEY_STATE, bounds=_BOUNDS, jumps=True),
+            *(
+                Case(
+                    f"{keys} keys, {width} columns, pieces{', by key' * len(decay)}",
+                    {"T": 600, "K": keys, "V": width},
+                    _KEY_STATE | decay,
+                    jumps=True,
+                    compiled=True,
+                )
+                for keys, width in ((32, 32), (64, 64), (128, 128), (256, 200))
+                for decay in ({}, _KEY_DECAY)
+            ),
+        ),
+        frozenset({"g", "initial_state"}),
+    ),
+    "delta_rule": Operator(
+        {"q": "BTHK", "k": "BTHK", "v": "BTHV", "beta": "BTH", "g": "BTH"},
+        ("output", "final_state"),
+        (
+            Case("70 positions", options=_UNIT_KEYS),
+            Case("1 position", _ALONE, _KEY_STATE, _UNIT_KEYS),
+            Case("decays jump", {"T": 63, "K": 24, "V": 40}, _KEY_STATE, _UNIT_KEYS, jumps=True),
+            Case("packed", _PACKED, _KEY_STATE, _UNIT_KEYS, _BOUNDS, jumps=True),
+            *(
+                Case(
+                    f"{keys} keys, {width} columns, pieces",
+                    {"T": 600, "K": keys, "V": width},
+                    _KEY_STATE,
+                    _UNIT_KEYS,
+                    jumps=True,
+                    compiled=True,
+                )
+                for keys, width in ((32, 32), (64, 64), (128, 128), (128, 256))
+            ),
+        ),
+        frozenset({"g", "initial_state"}),
+    ),
+    "dplr_delta_rule": Operator(
+        {"q": "BTHK", "k": "BTHK", "v": "BTHV", "a": "BTHK", "b": "BTHK", "g": "BTHK"},
+        ("output", "final_state"),
+        (
+            Case("70 positions"),
+            Case("1 position", _ALONE, _KEY_STATE),
+            Case(
+                "decays jump", {"T": 63, "K": 24, "V": 40}, _KEY_STATE, {"scale": 0.5}, jumps=True
+            ),
+            Case("packed", _PACKED, _KEY_STATE, bounds=_BOUNDS, jumps=True),
+            *(
+                Case(
+                    f"{keys} keys, {width} columns, pieces",
+                    {"T": 600, "K": keys, "V": width},
+                    _KEY_STATE,
+                    jumps=True,
+                    compiled=True,
+                )
+                for keys, width in ((32, 32), (64, 64), (128, 128), (64, 200))
+            ),
+        ),
+        frozenset({"g", "initial_state"}),
     ),
     "exact_linear": Operator(
         {"x": "BTD", "weight": "OD", "bias": "O"},
@@ -209,7 +286,10 @@ def make_inputs(name: str, case: Case, dtype: torch.dtype = torch.float32) -> di
             continue
         if key == "log_tau":
             x = torch.linspace(0, math.log(SLOWEST), sizes["M"], dtype=torch.float32, device="cpu")
-        x = x.abs() if key == "u" else x
+        x = x.abs() if key == "u" else -x.abs() if key == "g" else x
+        x = x.sigmoid() if key == "beta" else x
+        if key in ("a", "b"):  # of length 1: what replaces the memory must not make it grow
+            x = torch.nn.functional.normalize(x, dim=-1)
         if case.jumps:
             _jump(key, x)
         tensors[key] = (x if key in OPERATORS[name].exact else x.to(dtype)).double()
@@ -218,6 +298,6 @@ def make_inputs(name: str, case: Case, dtype: torch.dtype = torch.float32) -> di
 
 def _jump(key: str, x: Tensor) -> None:
     """Every 31st advance of the clock is JUMP; that of the gates is lam^(1 / alpha), nearly 1e6."""
-    far = {"u": JUMP, "lam": 6.0, "alpha": -6.0}
+    far = {"u": JUMP, "g": -JUMP, "lam": 6.0, "alpha": -6.0}
     if key in far:
         x[:, ::31] = far[key]

@@ -22,6 +22,8 @@ from fracdna_kernels.fused import fused_refusal, interpreted
 # relative root mean square against float64, of outputs and of gradients
 TOLERANCES = {torch.float32: (2e-5, 1e-4), torch.bfloat16: (5e-3, 1e-2)}
 FLOOR = 1e-6  # of a reference's root mean square
+# operators that share a package with another one: where their tables of forms are
+_TABLES = {"dplr_delta_rule": ("delta_rule", "DPLR_FORMS")}
 
 
 class Check(NamedTuple):
@@ -150,8 +152,9 @@ def _has_cuda() -> bool:
 
 
 def _forms(name: str) -> dict[str, Any]:
-    """The forms of an operator; the package gives its function under the same name."""
-    return importlib.import_module(f"fracdna_kernels.{name}").FORMS
+    """The forms of an operator, most of which have a package of the same name."""
+    package, table = _TABLES.get(name, (name, "FORMS"))
+    return getattr(importlib.import_module(f"fracdna_kernels.{package}"), table)
 
 
 def _checks(

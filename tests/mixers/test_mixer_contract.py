@@ -1,11 +1,22 @@
-"""The law that every mixer in configs/mixer keeps, and every layer that options make of one."""
+"""The law that every mixer in configs/mixer keeps, and every layer that options make of one.
+
+Where there is a CUDA device all of it runs there, by the fused forms of operators.
+"""
 
 import pytest
 import torch
 from models import mixer_layers
 from numerics import relative_error
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SPLITS = [[1], [63], [100], [1] * 100, [1, 62, 37], [64, 36], [500, 1, 499]]
+
+
+@pytest.fixture(autouse=True)
+def on_the_device():
+    """Layers and tensors are made where the test is to run."""
+    with torch.device(DEVICE):
+        yield
 
 
 def run_in_pieces(mixer, x, split, shared=None):
@@ -108,7 +119,7 @@ def test_bf16_compute_stays_near_float32(mixer_name):
         x = torch.randn(2, 100, mixer.d_model)
         with torch.no_grad():
             exact = mixer(x)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast(DEVICE, dtype=torch.bfloat16):
                 low = mixer(x)
                 _, state = mixer.step(x, mixer.initial_state(2))
         if hasattr(state, "memory"):

@@ -3,16 +3,18 @@
 from torch import Tensor
 
 from fracdna_kernels.decay_attention.chunk import decay_attention_chunk
+from fracdna_kernels.decay_attention.launches import WIDEST
 from fracdna_kernels.decay_attention.recurrent import decay_attention_recurrent
 from fracdna_kernels.decay_attention.reference import decay_attention_reference
 from fracdna_kernels.forms import check_exact, choose_form, without_autocast
-from fracdna_kernels.fused import fused_refusal
+from fracdna_kernels.fused import fused_refusal, lazily
 from fracdna_kernels.shapes import check_packing, check_shapes
 
 FORMS = {
     "reference": decay_attention_reference,
     "chunk": decay_attention_chunk,
     "recurrent": decay_attention_recurrent,
+    "triton": lazily("fracdna_kernels.decay_attention.triton_chunk", "decay_attention_triton"),
 }
 
 
@@ -42,14 +44,16 @@ def decay_attention(
         scale: factor on the output.
         initial_state: (N, H, K, V) float32; None starts empty.
         cu_seqlens: (N + 1,) int32 or int64 bounds of packed sequences, needs B = 1; None: N = B.
-        form: "auto", "reference", "chunk" or "recurrent".
+        form: "auto", "reference", "chunk", "recurrent" or "triton"; the last takes no rank axis and
+            at most 256 keys.
 
     Returns:
         o, shaped and typed like v, and the final state (N, H, K, V) in float32 (float64 for float64
         inputs). Positions outside the bounds give 0.
 
     Raises:
-        ValueError: axes that do not fit, a decay or state in half precision, or an unknown form.
+        ValueError: axes that do not fit, a decay or state in half precision, an unknown form, or
+            form "triton" where it cannot run, with the reason.
 
     Source: Gated Linear Attention, arXiv 2312.06635 (per key); Transformers are SSMs, arXiv
         2405.21060 (per head); Mamba-3, arXiv 2603.15569 (rank axis).
@@ -89,4 +93,6 @@ def _refusal(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     """Why a fused form cannot take these inputs."""
     if v.ndim == 5:
         return "takes no rank axis; use form='chunk'"
+    if k.shape[-1] > WIDEST:
+        return f"takes at most {WIDEST} keys, got {k.shape[-1]}; use form='chunk'"
     return next(filter(None, map(fused_refusal, (v, q, k))), None)

@@ -4,21 +4,24 @@ import torch
 from torch import Tensor
 
 from fracdna_kernels.delta_rule.chunk import delta_rule_chunk, dplr_delta_rule_chunk
+from fracdna_kernels.delta_rule.launches import MOST_KEYS
 from fracdna_kernels.delta_rule.recurrent import delta_rule_recurrent, dplr_delta_rule_recurrent
 from fracdna_kernels.delta_rule.reference import delta_rule_reference, dplr_delta_rule_reference
 from fracdna_kernels.forms import accumulator, check_exact, choose_form, without_autocast
-from fracdna_kernels.fused import fused_refusal
+from fracdna_kernels.fused import fused_refusal, lazily
 from fracdna_kernels.shapes import check_packing, check_shapes
 
 FORMS = {
     "reference": delta_rule_reference,
     "chunk": delta_rule_chunk,
     "recurrent": delta_rule_recurrent,
+    "triton": lazily("fracdna_kernels.delta_rule.triton_chunk", "delta_rule_triton"),
 }
 DPLR_FORMS = {
     "reference": dplr_delta_rule_reference,
     "chunk": dplr_delta_rule_chunk,
     "recurrent": dplr_delta_rule_recurrent,
+    "triton": lazily("fracdna_kernels.delta_rule.triton_dplr", "dplr_delta_rule_triton"),
 }
 NORM_EPS = 1e-6  # of public Gated DeltaNet code; a key of zeros stays zero
 
@@ -54,14 +57,16 @@ def delta_rule(
         l2norm: divide queries and keys by their length over K first.
         initial_state: (N, H, K, V) float32; None starts empty.
         cu_seqlens: (N + 1,) int32 or int64 bounds of packed sequences, needs B = 1; None: N = B.
-        form: "auto", "reference", "chunk" or "recurrent".
+        form: "auto", "reference", "chunk", "recurrent" or "triton", which takes keys of up to 128
+            channels.
 
     Returns:
         o (B, T, H, V) in the dtype of v, and the final state (N, H, K, V) in float32 (float64 for
         float64 inputs). Positions outside the bounds give 0.
 
     Raises:
-        ValueError: axes that do not fit, a gate or state in half precision, or an unknown form.
+        ValueError: axes that do not fit, a gate or state in half precision, an unknown form, or
+            form "triton" where it cannot run, with the reason.
 
     Source: Yang et al. 2024, Gated Delta Networks, arXiv 2412.06464.
     """
@@ -112,14 +117,16 @@ def dplr_delta_rule(
         scale: factor on the output.
         initial_state: (N, H, K, V) float32; None starts empty.
         cu_seqlens: (N + 1,) int32 or int64 bounds of packed sequences, needs B = 1; None: N = B.
-        form: "auto", "reference", "chunk" or "recurrent".
+        form: "auto", "reference", "chunk", "recurrent" or "triton"; the last takes at most 128 key
+            channels.
 
     Returns:
         o (B, T, H, V) in the dtype of v, and the final state (N, H, K, V) in float32 (float64 for
         float64 inputs). Positions outside the bounds give 0.
 
     Raises:
-        ValueError: axes that do not fit, a gate or state in half precision, or an unknown form.
+        ValueError: axes that do not fit, a gate or state in half precision, an unknown form, or
+            form "triton" where it cannot run, with the reason.
 
     Source: Peng et al. 2025, RWKV-7, arXiv 2503.14456.
     """
@@ -158,8 +165,15 @@ def _checked_form(
         sizes["T"],
         inputs,
         packed=cu_seqlens is not None,
-        refusal=fused_refusal(v),
+        refusal=_refusal(v, sizes["K"]),
     )
+
+
+def _refusal(v: Tensor, K: int) -> str | None:
+    """Why the fused forms cannot take these inputs."""
+    if K > MOST_KEYS:
+        return f"takes keys of at most {MOST_KEYS} channels, got {K}; use form='chunk'"
+    return fused_refusal(v)
 
 
 def _unit_length(x: Tensor) -> Tensor:
