@@ -217,6 +217,16 @@ def test_peers_are_compared_per_token():
     assert peers._beside(run, dict(note), Shape(0, 0, 0, 0), False) == note
 
 
+def test_linear_operators_are_held_against_float64_first(monkeypatch):
+    """Nothing is timed where an output is wrong."""
+    contest = linear.CONTESTS["delta_rule"]
+    assert linear._error(contest, 16, generator()) < linear.ALLOWED
+    monkeypatch.setattr(linear, "generator", lambda seed: generator())
+    monkeypatch.setattr(linear, "_error", lambda *given: math.nan)
+    with pytest.raises(agreement.Disagreement, match="per head 64 wide"):
+        list(linear.linear_rows(Run(4e12), "script"))
+
+
 @pytest.mark.parametrize("name", linear.CONTESTS)
 def test_linear_operators_take_what_is_timed_and_floors_count_its_bytes(name):
     """Every input read once, the output written once; backward also dO, and every gradient."""
@@ -229,25 +239,31 @@ def test_linear_operators_take_what_is_timed_and_floors_count_its_bytes(name):
     assert (floor.forward, floor.backward) == (read + written, 2 * read + written)
 
 
-def test_linear_rows_stand_beside_their_peers(monkeypatch):
+@pytest.mark.parametrize("quick", [False, True])
+def test_linear_rows_stand_beside_their_peers(monkeypatch, quick):
     """By operator, shape and pass; what a peer refuses, or did not finish, is said."""
 
     def timed(run, row, calls):
         return row | {"ms": 2.0}
 
     def collect(script, arguments, limit):
-        assert arguments == ["--worker", "linear"]
+        assert arguments == ["--worker", "linear", *(["--quick"] if quick else [])]
         row = linear._row("delta_rule", 64, 16, 4096, "fwd")
         return [row | {"ms": 3.0, "peer": "theirs", "difference": "1e-3"}], "not finished in 9 s"
 
     monkeypatch.setattr(Run, "timed", timed)
     monkeypatch.setattr(linear, "collect", collect)
-    rows = list(linear.linear_rows(Run(4e12, limits={"peers": 9}), "script"))
+    monkeypatch.setattr(linear, "generator", lambda seed: generator())
+    monkeypatch.setattr(linear, "_error", lambda *given: 1e-3)
+    run = Run(4e12, quick=quick, limits={"peers": 9})
+    rows = list(linear.linear_rows(run, "script"))
     found = {linear._identity(row): row for row in rows}
-    assert len(found) == len(rows) == len(linear.CONTESTS) * 8
+    assert len(found) == len(rows) == (12 if quick else 32)
     shape = "16x4096 16x64x64"
     assert found["delta_rule", shape, "fwd"]["times as fast"] == pytest.approx(1.5)
     assert found["delta_rule", shape, "fwd"]["met"]
+    if quick:
+        return
     assert found["delta_rule", shape, "fwd+bwd"]["peer"] == linear.REFUSED
     assert found["dplr_delta_rule", shape, "fwd+bwd"]["peer"] == "not finished in 9 s"
 

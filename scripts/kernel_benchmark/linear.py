@@ -1,7 +1,9 @@
 """decay_attention and the delta rules beside the public kernels for the same recurrences.
 
-Inputs are what layers give: keys of unit length for the delta rules, mild decays. The public
-kernels take the same tensors; where they refuse a pass, the row says so.
+Inputs are what layers give: keys of unit length for the delta rules, mild decays. Ours are held
+against float64 before anything is timed. The public kernels take the same tensors; where they
+refuse a pass, the row says so. In a quick run forward passes alone, and not the form of RWKV-7,
+whose peer takes the longest to tune.
 """
 
 import importlib
@@ -10,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 from kernel_benchmark import floors
-from kernel_benchmark.agreement import relative_error
+from kernel_benchmark.agreement import Disagreement, relative_error
 from kernel_benchmark.candidates import compile_candidates, share
 from kernel_benchmark.operators import leaves
 from kernel_benchmark.report import Row
@@ -29,6 +31,7 @@ PASSES = {"fwd": False, "fwd+bwd": True}
 HALF, SINGLE = 2, 4
 REFUSED = "refused on Hopper with Triton 3.4 to 3.7.0 (flash-linear-attention#640)"
 GOAL = 1.0  # the public kernels shall take at least as long, forward
+ALLOWED = 1e-2  # error of an output in bfloat16
 
 Inputs = dict[str, Tensor]
 
@@ -126,18 +129,18 @@ CONTESTS = {
         ("fla.ops.simple_gla", "chunk_simple_gla"),
         forward_only=REFUSED,
     ),
-    "decay_attention, per key": Contest(
-        decay_attention,
-        _keyed_inputs,
-        _bytes(3, lambda width: SINGLE * width),
-        ("fla.ops.gla", "chunk_gla"),
-    ),
     "delta_rule": Contest(
         delta_rule,
         _delta_inputs,
         _bytes(3, lambda width: SINGLE + HALF),
         ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule"),
         forward_only=REFUSED,
+    ),
+    "decay_attention, per key": Contest(
+        decay_attention,
+        _keyed_inputs,
+        _bytes(3, lambda width: SINGLE * width),
+        ("fla.ops.gla", "chunk_gla"),
     ),
     "dplr_delta_rule": Contest(
         dplr_delta_rule,
@@ -149,16 +152,32 @@ CONTESTS = {
 }
 
 
+def chosen(quick: bool) -> tuple[list[str], dict[str, bool]]:
+    """Names of the contests and the passes of a run."""
+    if quick:
+        return [name for name in CONTESTS if name != "dplr_delta_rule"], {"fwd": False}
+    return list(CONTESTS), PASSES
+
+
 def linear_rows(run: Run, script: str) -> Iterator[Row]:
-    """Ours in this process, the public kernels in one of their own."""
-    mine = [
-        _our_row(run, name, width, B, T, part)
-        for name in CONTESTS
-        for width in WIDTHS
-        for B, T in ROWS
-        for part in PASSES
-    ]
-    theirs, why = collect(script, ["--worker", "linear"], run.limits["peers"])
+    """Ours in this process, the public kernels in one of their own.
+
+    Raises:
+        Disagreement: an output of ours is not that of float64.
+    """
+    names, passes = chosen(run.quick)
+    mine = []
+    for name in names:
+        for width in WIDTHS:
+            error = _error(CONTESTS[name], width, generator(7))
+            if not error <= ALLOWED:  # NaN is no agreement
+                raise Disagreement(f"{name} {width} wide: error {error:.0e}, {ALLOWED} allowed")
+            for B, T in ROWS:
+                for part in passes:
+                    row = _our_row(run, name, width, B, T, part)
+                    mine.append(row | {"error": f"{error:.0e}"})
+    arguments = ["--worker", "linear", *(["--quick"] if run.quick else [])]
+    theirs, why = collect(script, arguments, run.limits["peers"])
     found = {_identity(row): row for row in theirs}
     for row in mine:
         contest = CONTESTS[row["operator"]]
@@ -203,33 +222,36 @@ def peer_worker(run: Run) -> Iterator[Row]:
         importlib.import_module("fla")
     except ImportError as error:
         raise SystemExit(f"not available: {error}") from error
-    order = [(name, width) for name in CONTESTS for width in WIDTHS]
-    compile_candidates([f"candidates:linear:{name}={width}" for name, width in order])
-    for name, width in order:
+    names, passes = chosen(run.quick)
+    for name in names:
         contest = CONTESTS[name]
-        error = _difference(contest, width)
-        for B, T in ROWS:
-            for part, backward in contest.passes.items():
-                row = _row(name, width, B, T, part)
-                row |= {"peer": f"{contest.peer[1]} (fla)", "difference": f"{error:.0e}"}
-                given = (contest, B, T, width, backward, contest.theirs())
-                yield run.timed(row, lambda given=given: _calls(*given))
+        asked = {part: passes[part] for part in contest.passes if part in passes}
+        parts = ",".join(asked)
+        compile_candidates([f"candidates:linear:{name}={width}={parts}" for width in WIDTHS])
+        for width in WIDTHS:
+            error = _difference(contest, width)
+            for B, T in ROWS:
+                for part, backward in asked.items():
+                    row = _row(name, width, B, T, part)
+                    row |= {"peer": f"{contest.peer[1]} (fla)", "difference": f"{error:.0e}"}
+                    given = (contest, B, T, width, backward, contest.theirs())
+                    yield run.timed(row, lambda given=given: _calls(*given))
 
 
 def compile_share(what: str, index: int, count: int) -> None:
     """A helper of the worker: run a peer once with every count-th candidate of each kernel.
 
     Args:
-        what: "name=width".
+        what: "name=width=passes", passes with commas.
         index: see candidates.share.
         count: see candidates.share.
     """
-    name, width = what.split("=")
+    name, width, parts = what.split("=")
     contest = CONTESTS[name]
 
     def run() -> None:
-        for backward in contest.passes.values():
-            _calls(contest, 1, 512, int(width), backward, contest.theirs())[0]()
+        for part in parts.split(","):
+            _calls(contest, 1, 512, int(width), PASSES[part], contest.theirs())[0]()
 
     share(index, count, run)
 
@@ -261,6 +283,14 @@ def _calls(
         inputs = list(given.values())
         calls.append(gradients(lambda given=given: function(**given), inputs, [gradient]))
     return calls
+
+
+def _error(contest: Contest, width: int, random: torch.Generator) -> float:
+    """Relative error of our output against float64."""
+    given = contest.make(1, 1100, width, random)
+    exact = {name: x.double() for name, x in given.items()}
+    with torch.no_grad():
+        return relative_error(contest.ours(**given)[0], contest.ours(**exact, form="chunk")[0])
 
 
 def _difference(contest: Contest, width: int) -> float:
