@@ -136,6 +136,24 @@ def fade_kernel(
         tl.store(at, (across * scale).to(pairs.dtype.element_ty), mask=rows[:, None])
 
 
+@triton.jit
+def entering(
+    initial, starts, given, carried, enters, tile, inside, V, INITIAL: tl.constexpr,
+    SPLIT: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Some keys of what a piece starts from: a given state, or inside its sequence a carried one.
+
+    They are in rows of V columns, from `given` on in `initial` and from `carried` on in `starts`.
+    """
+    state = tl.zeros((BV, BK), ACC)
+    if INITIAL:
+        state = tl.load(initial + given * V + tile, mask=inside & enters, other=0.0).to(ACC)
+    if SPLIT:
+        there = inside & (enters == 0)
+        state += tl.load(starts + carried * V + tile, mask=there, other=0.0).to(ACC)
+    return state
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def output_kernel(
     q, k, v, g, pairs, initial, starts, output, final, states, table, count,
@@ -161,17 +179,14 @@ def output_kernel(
     i, key, v_ = tl.arange(0, BT), tl.arange(0, BK), block * BV + tl.arange(0, BV)
     tile = v_[:, None] + key[None, :] * V
     columns = v_ < V
+    place = (index.to(tl.int64) * H + h) * K
     state = ()
     for part in tl.static_range(PARTS):
-        inside = columns[:, None] & (part * BK + key < K)[None, :]
-        entered = tl.zeros((BV, BK), ACC)
-        if INITIAL:
-            at = initial + ((sequence * H + h) * K + part * BK) * V + tile
-            entered = tl.load(at, mask=inside & first & (sequence >= 0), other=0.0).to(ACC)
-        if SPLIT:
-            at = starts + ((index.to(tl.int64) * H + h) * K + part * BK) * V + tile
-            carried = inside & (first == 0) & (sequence >= 0)
-            entered += tl.load(at, mask=carried, other=0.0).to(ACC)
+        inside = columns[:, None] & (part * BK + key < K)[None, :] & (sequence >= 0)
+        entered = entering(
+            initial, starts, (sequence * H + h) * K + part * BK, place + part * BK, first, tile,
+            inside, V, INITIAL, SPLIT, BV, BK, ACC,
+        )  # fmt: skip
         state = state + (entered,)
     row = begin * H + h
     shared = (begin * G + h // (H // G)) * K
@@ -273,17 +288,14 @@ def sweep_kernel(
     i, key, v_ = tl.arange(0, BT), tl.arange(0, BK), block * BV + tl.arange(0, BV)
     tile = v_[:, None] + key[None, :] * V
     columns = v_ < V
+    place = (index.to(tl.int64) * H + h) * K
     state, total = (), ()
     for part in tl.static_range(PARTS):
-        inside = columns[:, None] & (part * BK + key < K)[None, :]
-        entered = tl.zeros((BV, BK), ACC)
-        if INITIAL:
-            at = initial + ((sequence * H + h) * K + part * BK) * V + tile
-            entered = tl.load(at, mask=inside & enters & (sequence >= 0), other=0.0).to(ACC)
-        if SPLIT:
-            at = starts + ((index.to(tl.int64) * H + h) * K + part * BK) * V + tile
-            carried = inside & (enters == 0) & (sequence >= 0)
-            entered += tl.load(at, mask=carried, other=0.0).to(ACC)
+        inside = columns[:, None] & (part * BK + key < K)[None, :] & (sequence >= 0)
+        entered = entering(
+            initial, starts, (sequence * H + h) * K + part * BK, place + part * BK, enters, tile,
+            inside, V, INITIAL, SPLIT, BV, BK, ACC,
+        )  # fmt: skip
         state = state + (entered,)
         total = total + (tl.zeros((BK if PER_KEY else 1,), ACC),)
     # the last piece's state is nobody's start
@@ -334,7 +346,7 @@ def sweep_kernel(
     for part in tl.static_range(PARTS):
         inside = columns[:, None] & (part * BK + key < K)[None, :] & (sequence >= 0)
         if LOCAL:
-            at = ends + ((index.to(tl.int64) * H + h) * K + part * BK) * V + tile
+            at = ends + (place + part * BK) * V + tile
             tl.store(at, state[part], mask=inside & (leaves == 0))
         else:
             at = ends + ((sequence * H + h) * K + part * BK) * V + tile
@@ -344,8 +356,8 @@ def sweep_kernel(
         once = (block == 0) & (sequence >= 0)
         if PER_KEY:
             for part in tl.static_range(PARTS):
-                place = part * BK + key
-                tl.store(advances + whose * K + place, total[part], mask=once & (place < K))
+                at = part * BK + key
+                tl.store(advances + whose * K + at, total[part], mask=once & (at < K))
         else:
             tl.store(advances + whose + tl.arange(0, 1), total[0], mask=once)
 

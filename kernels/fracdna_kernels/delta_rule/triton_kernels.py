@@ -263,6 +263,26 @@ def identity(across, TILES: tl.constexpr, BK: tl.constexpr, ACC: tl.constexpr):
     return tiles
 
 
+@triton.jit
+def entering(
+    initial, start, carried, place, exists, opens, columns, K, V, TILES: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, FULL: tl.constexpr, EVEN: tl.constexpr,
+    INITIAL: tl.constexpr, SPLIT: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """What a piece starts from: a given state where it opens its sequence, else a carried one."""
+    if INITIAL and SPLIT:
+        at = tl.where(opens, initial + start, carried + place)
+        state = load_state(at, exists, columns, K, V, TILES, BK, FULL, EVEN, ACC)
+    elif INITIAL:
+        state = load_state(initial + start, exists, columns, K, V, TILES, BK, FULL, EVEN, ACC)
+    elif SPLIT:
+        there = exists & (opens == 0)
+        state = load_state(carried + place, there, columns, K, V, TILES, BK, FULL, EVEN, ACC)
+    else:
+        state = empty(TILES, BK, BV, ACC)
+    return state
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def output_kernel(
     q, k, v, pairs, factors, initial, starts, output, final, states, table, scale, count,
@@ -285,20 +305,11 @@ def output_kernel(
     )
     i, columns = tl.arange(0, BT), block * BV + tl.arange(0, BV)
     start = (sequence * H + h) * (K * V)
-    place = index.to(tl.int64) * H + h
     exists = sequence >= 0
-    if INITIAL and SPLIT:
-        # one or the other
-        at = tl.where(first, initial + start, starts + place * (K * V))
-        state = load_state(at, exists, columns, K, V, TILES, BK, FULL, EVEN, ACC)
-    elif INITIAL:
-        state = load_state(initial + start, exists, columns, K, V, TILES, BK, FULL, EVEN, ACC)
-    elif SPLIT:
-        at = starts + place * (K * V)
-        carried = exists & (first == 0)
-        state = load_state(at, carried, columns, K, V, TILES, BK, FULL, EVEN, ACC)
-    else:
-        state = empty(TILES, BK, BV, ACC)
+    state = entering(
+        initial, start, starts, (index.to(tl.int64) * H + h) * (K * V), exists, first, columns,
+        K, V, TILES, BK, BV, FULL, EVEN, INITIAL, SPLIT, ACC,
+    )  # fmt: skip
     row = begin * H + h
     q += row * K
     k += row * K
@@ -432,25 +443,17 @@ def adjoint_kernel(
     )
     i, columns = tl.arange(0, BT), block * BV + tl.arange(0, BV)
     start = (sequence * H + h) * (K * V)
-    place = index.to(tl.int64) * H + h
+    place = (index.to(tl.int64) * H + h) * (K * V)
     exists = sequence >= 0
-    if INITIAL and SPLIT:
-        # one or the other
-        at = tl.where(last, initial + start, starts + place * (K * V))
-        adjoint = load_state(at, exists, columns, K, V, TILES, BK, FULL, EVEN, ACC)
-    elif INITIAL:
-        adjoint = load_state(initial + start, exists, columns, K, V, TILES, BK, FULL, EVEN, ACC)
-    elif SPLIT:
-        at = starts + place * (K * V)
-        carried = exists & (last == 0)
-        adjoint = load_state(at, carried, columns, K, V, TILES, BK, FULL, EVEN, ACC)
-    else:
-        adjoint = empty(TILES, BK, BV, ACC)
+    adjoint = entering(
+        initial, start, starts, place, exists, last, columns,
+        K, V, TILES, BK, BV, FULL, EVEN, INITIAL, SPLIT, ACC,
+    )  # fmt: skip
     number = tl.cdiv(end - begin, BT)
     if LOCAL:
         # what the first piece leaves is nobody's start
         number = tl.where(first, 0, number)
-        ends += place * (K * V)
+        ends += place
         leaves = exists & (first == 0)
     else:
         ends += start
