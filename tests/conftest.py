@@ -1,16 +1,48 @@
+import copy
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from interpreter import quicken
+from matplotlib.figure import Figure
+from tracing import untraced
 
+from fracdna import configuration
 from fracdna_prep.options import PrepareOptions
 from fracdna_prep.prepare import prepare
 
 if not torch.cuda.is_available():
     # Triton reads this when kernels are defined: without a GPU they run in its interpreter
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    quicken()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def untraced_pictures():
+    """Matplotlib draws without a tracer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", untraced(Figure.savefig))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compositions():
+    """Hydra takes a fifth of a second to compose what it has composed before: it is kept."""
+    compose, folder, kept = configuration._compose, configuration.configs_folder(), {}
+
+    def compose_once(verb, overrides):
+        if configuration.configs_folder() != folder:
+            return compose(verb, overrides)
+        key = verb, *overrides
+        if key not in kept:
+            kept[key] = untraced(compose)(verb, overrides)
+        return copy.deepcopy(kept[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(configuration, "_compose", compose_once)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -418,6 +418,7 @@ def test_memory_does_not_grow_with_keys_times_chunk(variant):
     assert sum(kept.values()) < 4096 * 64 * 16 * 4
 
 
+@pytest.mark.no_cover  # the compiler is Python too, which the tracer would slow down
 @pytest.mark.parametrize(
     ("variant", "packed"),
     [

@@ -409,6 +409,7 @@ def test_memory_does_not_grow_with_keys_times_chunk(name, kind):
     assert sum(kept.values()) < 40 * 1024 * 64 * 4
 
 
+@pytest.mark.no_cover  # the compiler is Python too, which the tracer would slow down
 @each_operator
 def test_chunk_is_one_graph_for_the_compiler(name):
     """No break on bounds or decays, gradients included."""

@@ -121,39 +121,6 @@ def test_pieces_in_parallel_change_nothing(segment, cut):
     check(small(130, width=20), EXACT)
 
 
-@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
-@pytest.mark.parametrize("segment", some([0, 32], (32,)))
-def test_gradients_by_both_roads(wanted, segment, cut):
-    """With a loss on the output or on the final state alone, and with gradients of zero."""
-    cut(segment)
-    inputs = small(40)
-    results = []
-    for form, device, dtype in (("reference", "cpu", torch.float64), ("triton", DEVICE, EXACT)):
-        leaves = {n: x.to(device, dtype, copy=True).requires_grad_() for n, x in inputs.items()}
-        output, state = delta_rule(**leaves, form=form)
-        loss = output.sin().sum() * wanted[0] + state.cos().sum() * wanted[1]
-        results.append([g.cpu() for g in torch.autograd.grad(loss, list(leaves.values()))])
-    for expected, gradient in zip(*results, strict=True):
-        assert relative_error(gradient, expected) < 1e-5
-
-
-def test_loss_on_one_result_leaves_the_other_without_gradient():
-    """Autograd then hands in None, not zeros."""
-    inputs = small(40)
-    inputs.pop("initial_state")
-    for pick in (0, 1):
-        gradients = []
-        for form, device, dtype in (("chunk", "cpu", torch.float64), ("triton", DEVICE, EXACT)):
-            leaves = {n: x.to(device, dtype, copy=True).requires_grad_() for n, x in inputs.items()}
-            result = delta_rule(**leaves, form=form)[pick]
-            found = torch.autograd.grad(
-                result.square().sum(), list(leaves.values()), materialize_grads=True
-            )
-            gradients.append([g.cpu() for g in found])
-        for expected, gradient in zip(*gradients, strict=True):
-            assert relative_error(gradient, expected) < 1e-5
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cuda", reason="float64 runs in the interpreter alone")
 def test_gradients_pass_gradcheck():
@@ -182,69 +149,6 @@ def test_operators_are_registered_as_pytorch_expects(packed):
     torch.library.opcheck(backward.registered, given)
 
 
-@pytest.mark.parametrize("packed", some([False, True], (False,)))
-def test_compiles_into_one_graph(packed, cut):
-    cut(32)
-    inputs = placed(small(40, sequences=2 if packed else 1))
-    bounds = torch.tensor([0, 33, 40], device=DEVICE) if packed else None
-
-    def rule(**tensors):
-        output, state = delta_rule(**tensors, cu_seqlens=bounds, form="triton")
-        return output.square().sum() + state.sum()
-
-    backend = "inductor" if DEVICE == "cuda" else "aot_eager"
-    gradients = []
-    for function in (rule, torch.compile(rule, fullgraph=True, backend=backend)):
-        leaves = {n: x.clone().requires_grad_() for n, x in inputs.items()}
-        gradients.append(torch.autograd.grad(function(**leaves), list(leaves.values())))
-    for plain, compiled in zip(*gradients, strict=True):
-        assert torch.equal(plain, compiled)
-
-
-def test_equal_calls_give_equal_bits_in_any_batch(cut):
-    """Nothing depends on the order in which programs run; with given pieces, not on the batch."""
-    cut(32)
-    inputs = small(70, batch=2, kind="spread")
-    first, again = (run(NAME, inputs, "triton", torch.float32, device=DEVICE) for _ in range(2))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    for b in range(2):
-        row = placed({n: x[b : b + 1] for n, x in inputs.items()})
-        output, state = delta_rule(**row, form="triton")
-        assert torch.equal(output, first["output"][b : b + 1])
-        assert torch.equal(state, first["final_state"][b : b + 1])
-
-
-def test_strided_inputs_and_expanded_gradients():
-    """Views are accepted, and a plain .sum().backward() hands in an expanded gradient."""
-    inputs = small(20, batch=2)
-    expected, _ = delta_rule(**inputs, form="reference")
-    strided = {n: x.transpose(0, 1).contiguous().transpose(0, 1) for n, x in inputs.items()}
-    strided["v"] = torch.stack([inputs["v"]] * 2, dim=-1)[..., 1]
-    leaves = {n: x.detach() for n, x in placed(strided).items()}
-    leaves["v"].requires_grad_()
-    output, _ = delta_rule(**leaves, form="triton")
-    assert relative_error(output.cpu(), expected) < 2e-5
-    output.sum().backward()
-    plain = inputs["v"].detach().clone().requires_grad_()
-    delta_rule(**inputs | {"v": plain}, form="reference")[0].sum().backward()
-    assert relative_error(leaves["v"].grad.cpu(), plain.grad) < 1e-4
-
-
-def test_prefill_and_steps_give_one_pass():
-    inputs = placed(small(35, kind="spread"))
-    state = inputs.pop("initial_state")
-    with torch.no_grad():
-        whole, final = delta_rule(**inputs, initial_state=state, form="triton")
-        parts = {n: x.split([33, 1, 1], dim=1) for n, x in inputs.items()}
-        outputs = []
-        for pieces in zip(*parts.values(), strict=True):
-            part = dict(zip(parts, pieces, strict=True))
-            output, state = delta_rule(**part, initial_state=state, form="triton")
-            outputs.append(output)
-    assert relative_error(torch.cat(outputs, dim=1), whole) < 2e-5
-    assert relative_error(state, final) < 2e-5
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_l2norm_and_other_dtypes_beside_the_values(dtype):
     """Queries and keys are divided in float32, and rounded once; gradients come in their dtype."""
@@ -256,37 +160,6 @@ def test_l2norm_and_other_dtypes_beside_the_values(dtype):
     assert relative_error(output.cpu(), expected) < (2e-5 if dtype == torch.float32 else 5e-3)
     output.float().square().sum().backward()
     assert all(x.grad.dtype == x.dtype and x.grad.isfinite().all() for x in leaves.values())
-
-
-@pytest.mark.parametrize("bad", some([torch.nan, torch.inf], (torch.nan,)))
-def test_what_is_not_finite_stays_in_its_sequence(bad, cut):
-    """Sequences of a packed row do not touch each other, whatever one of them holds."""
-    cut(32)
-    bounds = torch.tensor([0, 33, 70], device=DEVICE)
-    inputs = placed(small(70, sequences=2))
-    clean, state = delta_rule(**inputs, cu_seqlens=bounds, form="triton")
-    inputs["v"][:, 10] = bad
-    inputs["initial_state"][0] = bad
-    spoiled, after = delta_rule(**inputs, cu_seqlens=bounds, form="triton")
-    assert torch.equal(spoiled[:, 33:], clean[:, 33:])
-    assert torch.equal(after[1], state[1])
-
-
-@pytest.mark.parametrize("size", [{"batch": 0}, {"length": 0}], ids=str)
-def test_nothing_to_do_returns_the_initial_state(size):
-    inputs = placed(small(**{"length": 3, "batch": 2} | size))
-    output, state = delta_rule(**inputs, form="triton")
-    assert output.shape == inputs["v"].shape
-    assert torch.equal(state, inputs["initial_state"])
-
-
-def test_second_derivatives_are_refused():
-    inputs = placed(small(5))
-    v = inputs.pop("v").requires_grad_()
-    output, _ = delta_rule(v=v, **inputs, form="triton")
-    (first,) = torch.autograd.grad(output.square().sum(), v, create_graph=True)
-    with pytest.raises(RuntimeError):
-        first.sum().backward()
 
 
 def test_what_the_fused_form_cannot_take_is_refused_with_the_reason(monkeypatch):

@@ -8,7 +8,7 @@ from delta_cases import make, rounded, run
 from numerics import relative_error
 from scan_cases import BOUNDS, KINDS, assert_same
 
-from fracdna_kernels.delta_rule import DPLR_FORMS, dplr_delta_rule
+from fracdna_kernels.delta_rule import dplr_delta_rule
 
 NAME = "dplr_delta_rule"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -148,36 +148,6 @@ def test_gradients_of_strong_decays_keep_their_digits():
     assert (ratio - 1).abs().max() < (1e-9 if DEVICE == "cpu" else 1e-3)
 
 
-@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
-def test_gradients_by_both_roads(wanted):
-    """With a loss on the output, on the final state, and with gradients that are all zero."""
-    inputs = small(33)
-    results = []
-    for form, device, dtype in (("reference", "cpu", torch.float64), ("triton", DEVICE, EXACT)):
-        leaves = {n: x.to(device, dtype, copy=True).requires_grad_() for n, x in inputs.items()}
-        output, state = dplr_delta_rule(**leaves, form=form)
-        loss = output.sin().sum() * wanted[0] + state.cos().sum() * wanted[1]
-        results.append([g.cpu() for g in torch.autograd.grad(loss, list(leaves.values()))])
-    for expected, gradient in zip(*results, strict=True):
-        assert relative_error(gradient, expected) < 1e-5
-
-
-def test_loss_on_one_result_leaves_the_other_without_gradient():
-    """Autograd then hands in None, not zeros."""
-    inputs = small(33)
-    for pick in (0, 1):
-        gradients = []
-        for form, device, dtype in (("chunk", "cpu", torch.float64), ("triton", DEVICE, EXACT)):
-            leaves = {n: x.to(device, dtype, copy=True).requires_grad_() for n, x in inputs.items()}
-            result = dplr_delta_rule(**leaves, form=form)[pick]
-            found = torch.autograd.grad(
-                result.square().sum(), list(leaves.values()), materialize_grads=True
-            )
-            gradients.append([g.cpu() for g in found])
-        for expected, gradient in zip(*gradients, strict=True):
-            assert relative_error(gradient, expected) < 1e-5
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cuda", reason="float64 runs in the interpreter alone")
 def test_gradients_pass_gradcheck():
@@ -201,99 +171,6 @@ def test_operators_are_registered_as_pytorch_expects(packed, form):
     output, final, states = form.forward(*inputs.values(), 0.5, state, bounds, 32, True)
     given = output, final, *inputs.values(), 0.5, bounds, states, 32
     torch.library.opcheck(form.backward.registered, given)
-
-
-@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_compiles_into_one_graph(packed):
-    inputs = placed(small(33, sequences=2 if packed else 1))
-    bounds = torch.tensor([0, 20, 33], device=DEVICE) if packed else None
-
-    def rule(**tensors):
-        output, state = dplr_delta_rule(**tensors, cu_seqlens=bounds, form="triton")
-        return output.square().sum() + state.sum()
-
-    backend = "inductor" if DEVICE == "cuda" else "aot_eager"
-    gradients = []
-    for function in (rule, torch.compile(rule, fullgraph=True, backend=backend)):
-        leaves = {n: x.clone().requires_grad_() for n, x in inputs.items()}
-        gradients.append(torch.autograd.grad(function(**leaves), list(leaves.values())))
-    for plain, compiled in zip(*gradients, strict=True):
-        assert torch.equal(plain, compiled)
-
-
-def test_equal_calls_give_equal_bits_in_any_batch(pieces):
-    """Nothing depends on the order in which programs run; with given pieces, not on the batch."""
-    pieces(32)
-    inputs = small(40, batch=2, kind="spread")
-    first, again = (run(NAME, inputs, "triton", torch.float32, device=DEVICE) for _ in range(2))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    for b in range(2):
-        row = placed({n: x[b : b + 1] for n, x in inputs.items()})
-        output, state = dplr_delta_rule(**row, form="triton")
-        assert torch.equal(output, first["output"][b : b + 1])
-        assert torch.equal(state, first["final_state"][b : b + 1])
-
-
-def test_strided_inputs_and_expanded_gradients():
-    """Views are accepted, and a plain .sum().backward() hands in an expanded gradient."""
-    inputs = small(20, batch=2)
-    expected = run(NAME, inputs, "reference", torch.float64)["output"]
-    strided = {n: x.transpose(0, 1).contiguous().transpose(0, 1) for n, x in inputs.items()}
-    strided["v"] = torch.stack([inputs["v"]] * 2, dim=-1)[..., 1]
-    leaves = {n: x.detach() for n, x in placed(strided).items()}
-    leaves["v"].requires_grad_()
-    output, _ = dplr_delta_rule(**leaves, form="triton")
-    assert relative_error(output.cpu(), expected) < 2e-5
-    output.sum().backward()
-    plain = inputs["v"].detach().clone().requires_grad_()
-    dplr_delta_rule(**inputs | {"v": plain}, form="reference")[0].sum().backward()
-    assert relative_error(leaves["v"].grad.cpu(), plain.grad) < 1e-4
-
-
-def test_prefill_and_steps_give_one_pass():
-    """A sequence in parts, each from the state of the one before."""
-    inputs = placed(small(36, kind="spread"))
-    state = inputs.pop("initial_state")
-    with torch.no_grad():
-        whole, final = dplr_delta_rule(**inputs, initial_state=state, form="triton")
-        outputs = []
-        for part in zip(*(x.split([33, 2, 1], dim=1) for x in inputs.values()), strict=True):
-            output, state = dplr_delta_rule(*part, initial_state=state, form="triton")
-            outputs.append(output)
-    assert relative_error(torch.cat(outputs, dim=1), whole) < 2e-5
-    assert relative_error(state, final) < 2e-5
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_is_not_finite_stays_in_its_sequence(bad, pieces):
-    """Sequences of a packed row do not touch each other, whatever one of them holds."""
-    pieces(32)
-    bounds = torch.tensor([0, 33, 66], device=DEVICE)
-    inputs = placed(small(66, sequences=2))
-    clean, state = dplr_delta_rule(**inputs, cu_seqlens=bounds, form="triton")
-    for name in ("q", "k", "v", "a", "b"):
-        inputs[name][:, 10] = bad
-    inputs["initial_state"][0] = bad
-    spoiled, after = dplr_delta_rule(**inputs, cu_seqlens=bounds, form="triton")
-    assert torch.equal(spoiled[:, 33:], clean[:, 33:])
-    assert torch.equal(after[1], state[1])
-
-
-@pytest.mark.parametrize("size", [{"batch": 0}, {"length": 0}, {"heads": 0}, {"width": 0}], ids=str)
-def test_nothing_to_do_returns_the_initial_state(size):
-    inputs = placed(small(**{"length": 3} | size))
-    output, state = dplr_delta_rule(**inputs, form="triton")
-    assert output.shape == inputs["v"].shape
-    assert torch.equal(state, inputs["initial_state"])
-
-
-def test_second_derivatives_are_refused():
-    inputs = placed(small(5))
-    v = inputs.pop("v").requires_grad_()
-    output, _ = dplr_delta_rule(v=v, **inputs, form="triton")
-    (first,) = torch.autograd.grad(output.square().sum(), v, create_graph=True)
-    with pytest.raises(RuntimeError):
-        first.sum().backward()
 
 
 def test_what_the_fused_form_cannot_take_is_refused_with_the_reason(monkeypatch):
@@ -334,37 +211,3 @@ def test_more_than_two_to_the_31_elements():
         end, final = dplr_delta_rule(**{n: x[:, -64:] for n, x in tensors.items()}, form="triton")
     assert relative_error(whole[:, -64:], end) < 2e-3
     assert relative_error(state, final) < 1e-5
-
-
-@ON_GPU
-def test_runs_in_a_cuda_graph_with_changed_inputs():
-    """Nothing waits for the device, and a replay sees new values, bounds included."""
-    inputs = placed(small(200, sequences=2))
-    bounds = torch.tensor([0, 130, 200], device="cuda")
-    leaves = {n: x.requires_grad_() for n, x in inputs.items()}
-
-    def work():
-        output, state = dplr_delta_rule(**leaves, cu_seqlens=bounds, form="triton")
-        return output, *torch.autograd.grad(output.sum() + state.sum(), list(leaves.values()))
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = work()
-    with torch.no_grad():
-        leaves["v"].mul_(2)
-        bounds[1] = 77
-    graph.replay()
-    for result, expected in zip(results, work(), strict=True):
-        assert torch.equal(result, expected)
-
-
-@ON_GPU
-def test_auto_takes_the_fused_form_on_a_device():
-    inputs = placed(small(40))
-    fused, automatic = (dplr_delta_rule(**inputs, form=f)[0] for f in ("triton", "auto"))
-    assert torch.equal(fused, automatic)
-    assert "triton" in DPLR_FORMS

@@ -122,6 +122,7 @@ def test_gradients_pass_gradcheck():
     assert torch.autograd.gradcheck(scan, leaves)
 
 
+@pytest.mark.no_cover  # PyTorch's checks are Python too, which the tracer would slow down
 @pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_operators_are_registered_as_pytorch_expects(packed):
     """Schemas, shapes without data, autograd and compilation of the raw operators."""

@@ -329,6 +329,7 @@ def test_autocast_does_not_round():
     assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
 
 
+@pytest.mark.no_cover  # the compiler is Python too, which the tracer would slow down
 @pytest.mark.parametrize("bounds", [None, [0, 3, 16]])
 def test_chunk_compiles_without_a_break(bounds):
     inputs = make(20, 12, batch=1, sequences=2 if bounds else 1)

@@ -1,5 +1,8 @@
 """Tiny models for tests, built through the same door as training."""
 
+import copy
+import functools
+
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -27,7 +30,11 @@ VARIANTS = {
 
 def model_config(mixer, *overrides, experiment="dna_tiny"):
     """The plain model configuration that the command line would build."""
-    arguments = [f"experiment={experiment}", f"mixer={mixer}", *overrides]
+    return copy.deepcopy(_composed(f"experiment={experiment}", f"mixer={mixer}", *overrides))
+
+
+@functools.cache
+def _composed(*arguments):
     return OmegaConf.to_container(compose_configuration("train", arguments).model, resolve=True)
 
 
