@@ -38,6 +38,7 @@ class TrainingLoader(DataLoader[Batch]):
             collate_fn=as_is,
             pin_memory=torch.cuda.is_available(),
             worker_init_fn=leave_signals_to_the_parent,
+            generator=torch.Generator(),  # see val_dataloader
         )
         self.done = done
 
@@ -154,7 +155,10 @@ class WindowData(pl.LightningDataModule):
         chosen = np.linspace(0, len(self.validation) - 1, count).round().astype(int)
         mine = [(0, int(index)) for index in chosen[self.trainer.global_rank :: devices]]
         groups = [mine[first : first + size] for first in range(0, len(mine), size)]
-        return DataLoader(self.validation, batch_sampler=groups, collate_fn=as_is)
+        # a loader draws when it is first read; from the generator of dropout, a resumed run, which
+        # reads at other times, would then drop other channels than an unbroken one
+        own = torch.Generator()
+        return DataLoader(self.validation, batch_sampler=groups, collate_fn=as_is, generator=own)
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for a resumed run to see the bases it would have seen."""

@@ -63,7 +63,8 @@ class Rows:
         if self.cu_seqlens is None:
             per_row = -(-self.T // length)
             return Pieces(self.B * per_row, length, per_row)
-        bounds = self.cu_seqlens.long().clamp(0, self.T)  # a device cannot refuse wrong ones
+        # a device cannot refuse wrong ones: none may leave the row or descend
+        bounds = self.cu_seqlens.long().clamp(0, self.T).cummax(0).values
         sizes = bounds.diff()
         number = ((sizes + length - 1) // length).clamp(min=1)
         first = torch.nn.functional.pad(number.cumsum(0), (1, 0))

@@ -171,6 +171,10 @@ def test_what_the_fused_form_cannot_take_is_refused_with_the_reason(monkeypatch)
     with pytest.raises(ValueError, match="at most 128 channels, got 129"):
         delta_rule(**wide, form="triton")
     assert delta_rule(**wide)[0].isfinite().all()
+    wide = placed(small(4, width=257))
+    with pytest.raises(ValueError, match="at most 256 columns, got 257; use form='chunk'"):
+        delta_rule(**wide, form="triton")
+    assert delta_rule(**wide)[0].isfinite().all()
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(ValueError, match="needs a CUDA device, got cpu"):
         delta_rule(**{n: x.cpu() for n, x in inputs.items()}, form="triton")

@@ -176,6 +176,33 @@ def test_prefill_and_steps_give_one_pass(recurrence):
     assert relative_error(state, final) < 2e-5
 
 
+@pytest.mark.parametrize("length", [1, 33])
+def test_autocast_rounds_nothing_that_the_form_keeps_exact(recurrence, length):
+    """Also of a single position, for which a fused form may hand over to PyTorch."""
+    inputs = placed(small(recurrence, length))
+    with torch.no_grad():
+        expected = recurrence.operator(**inputs, form="triton")
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            result = recurrence.operator(**inputs, form="triton")
+    assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
+
+
+@pytest.mark.parametrize("bounds", [[0, 64, 0, 64], [0, 60, 20, 64], [40, 0, 90, 64]], ids=str)
+def test_bounds_that_descend_reach_no_foreign_memory(bounds):
+    """A device cannot refuse them: places for pieces and chunks suffice all the same."""
+    from fracdna_kernels.pieces import Rows
+
+    rows = Rows(1, 64, torch.tensor(bounds), 32)
+    for length in (0, 32):
+        pieces = rows.cut(length)
+        begin, end, sequence, slot, _ = pieces.table
+        chunks = (end - begin + 31).div(32, rounding_mode="floor")
+        assert (begin >= 0).all()
+        assert (end <= 64).all()
+        assert (slot + chunks)[sequence >= 0].max() <= rows.slots
+        assert pieces.first.max() <= pieces.count
+
+
 @pytest.mark.parametrize("bad", [torch.nan, pytest.param(torch.inf, marks=pytest.mark.slow)])
 def test_what_is_not_finite_stays_in_its_sequence(recurrence, bad, cut):
     """Sequences of a packed row do not touch each other, whatever one of them holds."""

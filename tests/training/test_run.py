@@ -92,7 +92,13 @@ def test_a_run_learns_and_leaves_everything_behind(prepared, tmp_path, mixer):
 
 @pytest.mark.parametrize(
     "options",
-    [[], ["data.workers=2"], ["data.bases_per_batch=128"], ["log_every=5"]],
+    [
+        [],
+        ["data.workers=2"],
+        ["data.bases_per_batch=128"],
+        ["log_every=5"],
+        ["mixer=hyena", "model.embedding_dropout=0.5"],
+    ],
     ids=str,
 )
 def test_resume_continues_with_the_bases_of_an_unbroken_run(
@@ -100,7 +106,7 @@ def test_resume_continues_with_the_bases_of_an_unbroken_run(
 ):
     """Case 43: stopped in the middle of an epoch, a resumed run repeats and skips nothing.
 
-    With workers, with accumulation, and to the last bit of the weights.
+    With workers, with accumulation, with dropout, and to the last bit of the weights.
     """
     recipe = ["steps=12", "validate_every=5", "checkpoint_every=100", *options]
     assert train(prepared, tmp_path / "whole", *recipe) == 0

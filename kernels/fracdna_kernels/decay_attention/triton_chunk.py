@@ -28,7 +28,7 @@ from fracdna_kernels.decay_attention.triton_kernels import (
     output_kernel,
     sweep_kernel,
 )
-from fracdna_kernels.forms import accumulator
+from fracdna_kernels.forms import accumulator, without_autocast
 from fracdna_kernels.pieces import Pieces, Rows, slots
 from fracdna_kernels.registration import operator
 from fracdna_kernels.triton_support import on_device_of, types
@@ -262,7 +262,8 @@ def decay_attention_triton(
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     if T == 1 and cu_seqlens is None and not keep:
         # a slow decay moves the state by less than a factor near 1 can say
-        return decay_attention_recurrent(q, k, v, g, scale, initial_state, None)
+        with without_autocast("recurrent", v):
+            return decay_attention_recurrent(q, k, v, g, scale, initial_state, None)
     segment = default_segment(N, T, H, K, V, packed=cu_seqlens is not None)
     output, final, _ = forward(q, k, v, g, scale, initial_state, cu_seqlens, segment, keep)
     return output, final

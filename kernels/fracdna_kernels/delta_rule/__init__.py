@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fracdna_kernels.delta_rule.chunk import delta_rule_chunk, dplr_delta_rule_chunk
-from fracdna_kernels.delta_rule.launches import MOST_KEYS
+from fracdna_kernels.delta_rule.launches import MOST_KEYS, MOST_VALUES
 from fracdna_kernels.delta_rule.recurrent import delta_rule_recurrent, dplr_delta_rule_recurrent
 from fracdna_kernels.delta_rule.reference import delta_rule_reference, dplr_delta_rule_reference
 from fracdna_kernels.forms import accumulator, check_exact, choose_form, without_autocast
@@ -165,14 +165,16 @@ def _checked_form(
         sizes["T"],
         inputs,
         packed=cu_seqlens is not None,
-        refusal=_refusal(v, sizes["K"]),
+        refusal=_refusal(v, sizes["K"], scalar=g.ndim == 3),
     )
 
 
-def _refusal(v: Tensor, K: int) -> str | None:
-    """Why the fused forms cannot take these inputs."""
+def _refusal(v: Tensor, K: int, *, scalar: bool) -> str | None:
+    """Why the fused forms cannot take these inputs; that of one gate a head holds whole values."""
     if K > MOST_KEYS:
         return f"takes keys of at most {MOST_KEYS} channels, got {K}; use form='chunk'"
+    if scalar and v.shape[-1] > MOST_VALUES:
+        return f"takes values of at most {MOST_VALUES} columns, got {v.shape[-1]}; use form='chunk'"
     return fused_refusal(v)
 
 

@@ -9,6 +9,7 @@ import torch
 LEVELS = 5  # of the tree inside a chunk
 CHUNK = 1 << LEVELS  # positions that a program takes at once
 MOST_KEYS = 128  # key channels: the state of a block of value columns lies in registers
+MOST_VALUES = 256  # value columns: a program of the gradients holds all of a chunk
 # programs that keep all multiprocessors of a large GPU busy; fewer, and sequences are cut
 PROGRAMS = 1024
 SHORTEST_PIECE = 256
