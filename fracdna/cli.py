@@ -90,7 +90,8 @@ def run(arguments: Sequence[str]) -> int:
         elif verb in ("-V", "--version"):
             print(f"fracdna {__version__}")
         elif any(word in ("-h", "--help") for word in overrides):
-            print(_help(_known(verb)))
+            words = [word for word in overrides if word not in ("-h", "--help")]
+            print(_help(_known(verb), words))
         else:
             return _call(_known(verb), overrides)
     except InputError as error:
@@ -123,12 +124,12 @@ def _call(verb: str, overrides: list[str]) -> int:
     return getattr(importlib.import_module(module), function)(config)
 
 
-def _help(verb: str) -> str:
-    """Groups, defaults and an example of one verb."""
+def _help(verb: str, overrides: list[str]) -> str:
+    """Groups, defaults and an example of one verb, with the files that the overrides choose."""
     from fracdna.configuration import describe
 
     return (
-        f"fracdna {verb}: {VERBS[verb].does}\n\n{describe(verb)}\n\n"
+        f"fracdna {verb}: {VERBS[verb].does}\n\n{describe(verb, overrides)}\n\n"
         f"Example:\n  {VERBS[verb].example}"
     )
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -45,39 +46,97 @@ def compose_configuration(verb: str, overrides: Sequence[str] = ()) -> DictConfi
             another kind than the default.
     """
     try:
+        chosen = _chosen_files(overrides)
         config = _compose(verb, overrides)
-        check_values(_compose(verb, ()), config)
+        # first the verb's own, which no experiment can change the kinds of; then those of options
+        # that only the chosen files have
+        defaults = [_compose(verb, ()), _compose(verb, _words(chosen))]
+        for default in defaults:
+            OmegaConf.resolve(default)
+        check_values(defaults, config)
         OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise InputError(_explain(verb, overrides, error)) from error
     return config
 
 
-def describe(verb: str) -> str:
-    """Options of a verb with their defaults and meanings, and the groups to choose from."""
+def describe(verb: str, overrides: Sequence[str] = ()) -> str:
+    """Options of a verb with their defaults and meanings, and the groups to choose from.
+
+    Args:
+        verb: one of the YAML files.
+        overrides: the files that they choose of groups are described; other values are left out.
+
+    Raises:
+        InputError: an override that does not parse or names an unknown file.
+    """
     folder = configs_folder()
+    try:
+        words = _chosen_files(overrides)
+        _compose(verb, _words(words))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise InputError(_explain(verb, overrides, error)) from error
     top, groups = _options_and_defaults((folder / f"{verb}.yaml").read_text())
+    experiment = words.get("experiment")
+    if experiment:
+        chosen = _options_and_defaults((folder / "experiment" / f"{experiment}.yaml").read_text())
+        groups |= {name.removeprefix("override /"): choice for name, choice in chosen[1].items()}
+    groups |= words
     lines = ["Options and their defaults (change with key=value):", *top]
-    for group, default in groups.items():
-        choices = "|".join(sorted(path.stem for path in (folder / group).glob("*.yaml")))
-        lines += ["", f"{group}={choices}"]
-        if default == "null":
+    for group, choice in groups.items():
+        lines += ["", f"{group}={'|'.join(_files(group))}"]
+        if choice == "null":
             lines.append("  # none unless chosen; sets several of the options above")
             continue
-        text = (folder / group / f"{default}.yaml").read_text()
-        options, further = _options_and_defaults(text)
-        for name, choice in further.items():
-            # a size keeps its numbers by the name of the mixer: "/size/dna_tiny: ${mixer}"
-            chosen = groups.get(choice.strip("${}"))
-            if chosen:
-                nested = (folder / name.strip("/") / f"{chosen}.yaml").read_text()
-                options += _options_and_defaults(nested)[0]
-                text = nested
+        options, text = _options_of(group, choice, groups)
         declared = text.partition("# @package ")[2].partition("\n")[0] or group
         prefix = "" if declared == "_global_" else f"{declared}."
-        lines.append(f"  # {default} (change with {prefix}key=value):")
+        lines.append(f"  # {choice} (change with {prefix}key=value):")
         lines += options
     return "\n".join(lines)
+
+
+def _options_of(group: str, choice: str, groups: dict[str, str]) -> tuple[list[str], str]:
+    """Lines of a group's file with those of the file that it includes, and the innermost text."""
+    text = (configs_folder() / group / f"{choice}.yaml").read_text()
+    options, further = _options_and_defaults(text)
+    for name, included in further.items():
+        # a size keeps its numbers by the name of the mixer: "/size/dna_tiny: ${mixer}"
+        chosen = groups.get(included.strip("${}"))
+        if chosen:
+            text = (configs_folder() / name.strip("/") / f"{chosen}.yaml").read_text()
+            options += _options_and_defaults(text)[0]
+    return options, text
+
+
+def _files(group: str) -> list[str]:
+    """Names that can be chosen of a group."""
+    return sorted(path.stem for path in (configs_folder() / group).glob("*.yaml"))
+
+
+def _chosen_files(overrides: Sequence[str]) -> dict[str, str]:
+    """Group to name, of the words that choose a file and do not set a value.
+
+    Raises:
+        InputError: several names of one group, or none.
+    """
+    chosen = {}
+    for word in OverridesParser.create().parse_overrides(list(overrides)):
+        group, value = word.key_or_group, word.value()
+        if word.package or isinstance(value, dict) or not (configs_folder() / group).is_dir():
+            continue
+        if not isinstance(value, str):
+            several = "" if value is None else ", and start the command once for each"
+            raise InputError(
+                f"{word.input_line}: choose one of {group}={'|'.join(_files(group))}{several}"
+            )
+        chosen[group] = value
+    return chosen
+
+
+def _words(chosen: dict[str, str]) -> list[str]:
+    """Overrides that choose files."""
+    return [f"{group}='{name}'" for group, name in chosen.items()]
 
 
 def _options_and_defaults(text: str) -> tuple[list[str], dict[str, str]]:
@@ -106,10 +165,12 @@ def _explain(verb: str, overrides: Sequence[str], error: Exception) -> str:
     message = "; ".join(line for line in lines if "provider=" not in line)
     message = message.replace("; Config search path:", "").replace("':; ", "': ")
     if "Could not override" in message and "'" in message:
-        key = message.split("'")[1]
-        close = difflib.get_close_matches(key, option_names(_compose(verb, ())), n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        return f"there is no option {key!r}; {hint}`fracdna {verb} --help` lists all options"
+        return _explain_option(verb, overrides, message.split("'")[1])
+    if isinstance(error, MissingConfigException):
+        place, _, mixer = (error.missing_cfg_file or "").rpartition("/")
+        if place.startswith("size/"):
+            path = configs_folder() / place / f"{mixer}.yaml"
+            return f"{place.replace('/', '=')} has no numbers for mixer={mixer}: create {path}"
     word = next((word for word in overrides if word in str(error)), " ".join(overrides))
     if "--multirun" in message:
         return f"{word}: a bare comma; write a list as [a,b] and quote other text: \"key='a,b'\""
@@ -119,3 +180,29 @@ def _explain(verb: str, overrides: Sequence[str], error: Exception) -> str:
             "or other letters: \"output='a b=c'\""
         )
     return message
+
+
+def _explain_option(verb: str, overrides: Sequence[str], key: str) -> str:
+    """What there is in place of an option that the chosen files do not have."""
+    chosen = _chosen_files(overrides)
+    groups = _options_and_defaults((configs_folder() / f"{verb}.yaml").read_text())[1]
+    names = [*option_names(_compose(verb, _words(chosen))), *groups]
+    parent, _, last = key.rpartition(".")
+    beside = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == parent}
+    beside = {short: name for short, name in beside.items() if not short.startswith("_")}
+    close = [beside[short] for short in difflib.get_close_matches(last, beside, n=1)]
+    if not close:
+        close = [name for name in names if name.rpartition(".")[2] == last]
+    if not close and not beside:
+        close = difflib.get_close_matches(key, names, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    if parent and beside and not close:
+        hint = f"{parent} has {', '.join(sorted(beside))}; "
+        if parent.startswith("model."):
+            hint += f"what its class takes beyond these is set with a plus, +{key}=VALUE; "
+    where = "".join(f" {group}={name}" for group, name in chosen.items())
+    with_files = f" with{where}" if where else ""
+    return (
+        f"there is no option {key!r}{with_files}; {hint}"
+        f"`fracdna {verb}{where} --help` lists all options"
+    )

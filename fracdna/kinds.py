@@ -5,7 +5,7 @@ numbers (a single one counts as a list). What a default cannot tell stands in th
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -49,10 +49,6 @@ RANGES = {
     "optimizer.weight_decay": (0, math.inf),
     "optimizer.betas": (0, 1),
     "trainer.gradient_clip_val": (0, math.inf),
-    "model.d_model": (1, math.inf),
-    "model.num_layers": (1, math.inf),
-    "model.mixer.num_heads": (1, math.inf),
-    "model.mixer.num_modes": (1, math.inf),
     "lengths": (1, math.inf),
     "regions": (1, math.inf),
     "max_n_fraction": (0, 1),
@@ -61,6 +57,8 @@ RANGES = {
 }
 # of several kinds: the first are left to Lightning, the last is checked where it is used
 FREE = ("trainer.devices", "trainer.strategy", "trainer.precision", "cuda_graphs")
+# options under which others stand, and how they are exchanged as a whole
+CHOSEN_BY = {"model.mixer": "mixer=gdn"}
 KINDS = {
     bool: "true or false",
     int: "a whole number",
@@ -69,36 +67,62 @@ KINDS = {
 }
 
 
-def check_values(default: DictConfig, config: DictConfig) -> None:
+def check_values(defaults: Sequence[DictConfig], config: DictConfig) -> None:
     """Refuse values of another kind or out of range; a single value for a list becomes one.
 
     Args:
-        default: the composed configuration without overrides.
+        defaults: resolved configurations without values of the user; the first that has an option
+            says its kind.
         config: the one to check, and to put lists of one into.
 
     Raises:
         InputError: names the option, its value and what it may be.
     """
-    before = dict(_leaves(default))
+    before = dict(item for default in reversed(defaults) for item in _leaves(default))
     for name, value in _leaves(config):
         if value == "???":
             raise InputError(f"{name}=??? needs a value")
         if name in FREE or str(value).startswith("${"):
             continue
-        _check_kind(name, before.get(name, value), value)
+        _check_place(name, value, before)
+        if name in before:  # one added with a plus is checked where it is used
+            _check_kind(name, before[name], value)
         if isinstance(before.get(name), list) and not isinstance(value, list):
             OmegaConf.update(config, name, [value])
         low, high = RANGES.get(name, (None, None))
         for number in value if isinstance(value, list) else [value]:
             numeric = isinstance(number, (int, float)) and not isinstance(number, bool)
-            if low is not None and numeric and not low <= number <= high:
-                upper = "" if high == math.inf else f" and at most {high}"
-                raise InputError(f"{name}={_shown(value)} must be at least {low}{upper}")
+            if low is not None and numeric and not (low <= number <= high and number < math.inf):
+                upper = " and finite" if high == math.inf else f" and at most {high}"
+                raise InputError(f"{name}={shown(value)} must be at least {low}{upper}")
 
 
 def option_names(config: DictConfig) -> list[str]:
     """Dotted names of all options."""
     return [name for name, _ in _leaves(config)]
+
+
+def shown(value: Any) -> str:
+    """A value as it is typed."""
+    if isinstance(value, list):
+        return "[" + ",".join(map(shown, value)) + "]"
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _check_place(name: str, value: Any, before: Mapping[str, Any]) -> None:
+    """One value neither replaces options that stand under its name nor stands under a value."""
+    under = [key for key in before if key.startswith(f"{name}.") and "._" not in key]
+    # a part of a model may be left out; one that it needs is missed where it is built
+    if under and not (value is None and name.startswith("model.")):
+        whole = f", or all with {CHOSEN_BY[name]}" if name in CHOSEN_BY else ""
+        raise InputError(
+            f"{name}={shown(value)} would stand for several options: set one, as in "
+            f"{under[0]}={shown(before[under[0]])}{whole}"
+        )
+    above = name.rpartition(".")[0]
+    if before.get(above) is not None:
+        raise InputError(f"{above} is one value and takes no options: {above}={before[above]}")
 
 
 def _check_kind(name: str, default: Any, value: Any) -> None:
@@ -115,14 +139,14 @@ def _check_kind(name: str, default: Any, value: Any) -> None:
         }
         if not fits[kind]:
             words = {"texts": "text, or a list of texts", "text": "text"}
-            raise InputError(f"{name}={_shown(value)} needs {words.get(kind, f'a {kind}')}")
+            raise InputError(f"{name}={shown(value)} needs {words.get(kind, f'a {kind}')}")
     elif isinstance(default, list):
         kind = type(default[0]) if default else None
         listed = value if isinstance(value, list) else [value]
         if value is None or (kind is not None and not _is_list(listed, kind)):
-            raise InputError(f"{name}={_shown(value)} needs a list: {name}={_shown(default)}")
+            raise InputError(f"{name}={shown(value)} needs a list: {name}={shown(default)}")
     elif type(default) in KINDS and not _is(value, type(default)):
-        raise InputError(f"{name}={_shown(value)} needs {KINDS[type(default)]}")
+        raise InputError(f"{name}={shown(value)} needs {KINDS[type(default)]}")
 
 
 def _is(value: Any, kind: type) -> bool:
@@ -142,14 +166,6 @@ def _is_text(value: Any) -> bool:
 def _is_list(value: Any, kind: type) -> bool:
     """A list whose values are all of a kind."""
     return isinstance(value, list) and bool(value) and all(_is(item, kind) for item in value)
-
-
-def _shown(value: Any) -> str:
-    """A value as it is typed."""
-    if isinstance(value, list):
-        return "[" + ",".join(map(_shown, value)) + "]"
-    words = {None: "null", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def _leaves(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from fracdna import cli, doctor
 from fracdna.cli import FINE, INTERRUPTED, REFUSED, ROW_PROBLEMS, VERBS
 from fracdna.configuration import compose_configuration, configs_folder
 
+MIXERS = sorted(path.stem for path in (configs_folder() / "mixer").glob("*.yaml"))
 ROOT = Path(__file__).resolve().parent.parent
 PATHS = os.pathsep.join(str(ROOT / folder) for folder in (".", "kernels", "data_prep"))
 # Python stops at "import torch", as it would stop at a driver that is broken
@@ -29,6 +30,8 @@ TYPING_ERRORS = {
     "switch": (["train", "resume=maybe"], "resume=maybe needs true or false"),
     "no value": (["train", "nonsense"], "nonsense"),
     "open bracket": (["train", "data.length=[1024"], "[1024"),
+    "option of another mixer": (["train", "mixer=gdn", "model.mixer.gain=zoh"], "num_heads"),
+    "two mixers": (["train", "mixer=[gdn,frac]"], "choose one of mixer=attention|"),
     "option of no verb": (["doctor", "froms=true"], "did you mean forms?"),
 }
 
@@ -62,6 +65,32 @@ def test_help_shows_every_option_and_an_example(verb, capsys):
     assert VERBS[verb].example in text
     for key in keys(OmegaConf.to_container(compose_configuration(verb))):
         assert f"{key}:" in text or f"{key}=" in text
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_help_shows_the_options_of_the_chosen_mixer(mixer, capsys):
+    """Its own, with the numbers of the chosen size, and of no other mixer."""
+    assert cli.run(["train", f"mixer={mixer}", "size=dna_7m", "--help"]) == FINE
+    text = capsys.readouterr().out
+    model = compose_configuration("train", [f"mixer={mixer}", "size=dna_7m"]).model
+    for key in keys(OmegaConf.to_container(model)):
+        assert f"{key}:" in text
+    assert f"  # {mixer} (change with model.key=value):" in text
+    assert f"  num_layers: {model.num_layers}\n" in text
+    assert ("gain:" in text) == (mixer == "frac")
+
+
+def test_help_shows_what_an_experiment_sets(capsys):
+    """Also the size that it chooses."""
+    assert cli.run(["train", "experiment=dna_7m", "--help"]) == FINE
+    text = capsys.readouterr().out
+    assert "  # dna_7m (change with model.key=value):" in text
+    assert "  steps: 10000\n" in text
+
+
+def test_help_of_a_file_that_does_not_exist_is_refused(capsys):
+    assert cli.run(["train", "mixer=fracc", "--help"]) == REFUSED
+    assert "attention" in capsys.readouterr().err
 
 
 def keys(config):

@@ -38,7 +38,7 @@ class Frac(Mixer):
         num_modes: M, time scales from tau_range, geometric.
         expand: E = expand * D.
         conv_width: taps of the causal convolution.
-        tau_range: slowest and fastest time scale, in positions of the clock.
+        tau_range: fastest and slowest time scale, in positions of the clock.
         alpha_range: bounds of the fractional order.
         lam_range: bounds of the relaxation strength.
         delta_range: bounds of the step.
@@ -54,8 +54,8 @@ class Frac(Mixer):
         form: form of frac_scan; with either of the last two of decay_attention, which is slower.
 
     Raises:
-        ValueError: an inner width that the heads do not divide, an unknown gain, or a free bank
-            with an ablation of what it has not.
+        ValueError: an inner width that the heads do not divide, an unknown gain, a range that does
+            not rise from above 0, or a free bank with an ablation of what it has not.
 
     Source: arXiv 2609.36314; rho_clamp: anasiri/frac-ssm.
     """
@@ -90,6 +90,14 @@ class Frac(Mixer):
             raise ValueError(f"num_heads={num_heads} does not divide the inner width {inner}")
         if gain not in GAINS:
             raise ValueError(f"gain={gain!r} is unknown; use one of {GAINS}")
+        for name, (low, high) in {
+            "tau_range": tau_range,
+            "alpha_range": alpha_range,
+            "lam_range": lam_range,
+            "delta_range": delta_range,
+        }.items():
+            if not 0 < low <= high < math.inf:
+                raise ValueError(f"{name}=({low}, {high}) must rise from above 0")
         if free_bank and (fixed_alpha or not read_prior or not write_prior):
             raise ValueError(
                 "free_bank=true has neither alpha nor priors: leave fixed_alpha, read_prior and "

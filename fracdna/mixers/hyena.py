@@ -95,7 +95,7 @@ class Hyena(Mixer):
 
     Raises:
         ValueError: a window without bases, a number of features that is even or below 3, or a
-            negative factor.
+            factor that is negative or not finite.
 
     Source: Poli et al. 2023, arXiv 2302.10866; HyenaDNA, arXiv 2306.15794, whose release leaves the
         short convolution at PyTorch's initial values.
@@ -119,8 +119,10 @@ class Hyena(Mixer):
         super().__init__()
         if window < 1:
             raise ValueError(f"window={window} must be at least 1")
-        if filter_rate_factor < 0:
-            raise ValueError(f"filter_rate_factor={filter_rate_factor} must be at least 0")
+        if not 0 <= filter_rate_factor < math.inf:
+            raise ValueError(
+                f"filter_rate_factor={filter_rate_factor} must be at least 0 and finite"
+            )
         self.d_model, self.window, self.form = d_model, window, form
         self.filter_rate_factor = float(filter_rate_factor)
         self.in_projection = linear(d_model, 3 * d_model, bias=True)

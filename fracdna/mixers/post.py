@@ -133,5 +133,8 @@ def checked_length(length: int | None) -> int:
         ValueError: no length, or one below 2.
     """
     if length is None or length < 2:
-        raise ValueError(f"post_length={length}: post needs the length of a training sequence")
+        raise ValueError(
+            f"post_length={length}: post needs the length of a training sequence, which the files "
+            "post_*.yaml of configs/mixer set"
+        )
     return length

@@ -50,6 +50,10 @@ class Backbone(nn.Module):
         final_norm = final_norm or norm
         if final_norm is None:
             raise ValueError("norm=null needs a final_norm: the head reads a normalised stream")
+        if not 0 <= embedding_dropout < 1:
+            raise ValueError(
+                f"embedding_dropout={embedding_dropout} must be at least 0 and below 1"
+            )
         self.d_model = d_model
         self.activation_checkpointing = activation_checkpointing
         self.embedding = nn.Embedding(vocabulary_rows or DNA.rows, d_model)

@@ -17,7 +17,9 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor
 
+from fracdna.model.backbone import Backbone
 from fracdna.model.heads import LanguageModel
+from fracdna.model.options import check_options
 from fracdna_prep.errors import InputError
 from fracdna_prep.vocabulary import DNA
 
@@ -36,12 +38,14 @@ def build_model(config: Mapping[str, Any]) -> LanguageModel:
         config: arguments of Backbone; dotted paths under "_target_" name mixers and layers.
 
     Raises:
-        InputError: a target that is no part of a model, or options that a part does not take.
+        InputError: a target that is no part of a model, options that a part does not take, or
+            values of another kind than its signature says.
     """
     plain = _renamed(config)
     if any(key.startswith("_") for key in plain):
         raise InputError(f"model configuration has special keys at its top: {sorted(plain)}")
     _check_targets(plain)
+    check_options(plain, Backbone, "model")
     try:
         backbone = instantiate(
             {**plain, "_target_": "fracdna.model.backbone.Backbone", "_convert_": "all"}

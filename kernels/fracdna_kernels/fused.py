@@ -55,7 +55,7 @@ def _found_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
     if missing:
         return missing
     if device.type != "cuda":
-        return f"needs a CUDA device, got {device.type}; use form=auto"
+        return f"needs a CUDA device, got {device.type}"
     major, minor = torch.cuda.get_device_capability(device)
     if torch.version.hip is not None or major not in CAPABILITIES:
         return f"written for compute capability 8.0 to 9.x, this device has {major}.{minor}"

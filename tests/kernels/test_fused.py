@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from fracdna_kernels import fused
 from fracdna_kernels.forms import without_autocast
-from fracdna_kernels.fused import fused_refusal
+from fracdna_kernels.fused import describe_kernels, fused_refusal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -19,6 +20,16 @@ def test_a_refusal_is_a_constant_for_the_compiler(monkeypatch):
         assert "needs a CUDA device, got cpu" in fused_refusal(x)
         compiled = torch.compile(branch, fullgraph=True, backend="eager")
         assert torch.equal(compiled(x), x - 1)
+
+
+def test_what_runs_on_a_processor_comes_without_advice(monkeypatch):
+    """The line stands in every run, and nothing can be done about a missing GPU."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(fused, "_missing_triton", lambda: None)
+    fused._found_refusal.cache_clear()
+    described = describe_kernels(torch.device("cpu"))
+    fused._found_refusal.cache_clear()
+    assert described == "PyTorch (needs a CUDA device, got cpu)"
 
 
 @pytest.mark.parametrize("enabled", [False, True])

@@ -245,6 +245,13 @@ def test_a_free_bank_refuses_ablations_of_what_it_has_not(ablation):
         Frac(24, **SIZES, free_bank=True, **dict([ablation]))
 
 
+@pytest.mark.parametrize("name", ["tau_range", "alpha_range", "lam_range", "delta_range"])
+@pytest.mark.parametrize("bounds", [(100, 1), (0, 1), (-1, 1), (1, math.inf), (math.nan, 1)])
+def test_ranges_rise_from_above_zero(name, bounds):
+    with pytest.raises(ValueError, match=rf"{name}=\(.*\) must rise from above 0"):
+        Frac(24, **SIZES, **{name: bounds})
+
+
 def test_bank_and_bounds_are_words_on_the_command_line():
     words = ("model.mixer.free_bank=true", "model.mixer.rho_clamp=true", "model.mixer.gain=zoh")
     mixer = build_model(model_config("frac", *words)).backbone.blocks[0].mixer

@@ -193,5 +193,8 @@ def test_the_network_of_the_filters_may_learn_at_a_rate_of_its_own():
     assert len(parameter_groups(Hyena(24, window=16), 0.1)) == 2
     with pytest.raises(ValueError, match="filter_rate_factor=-1 must be at least 0"):
         Hyena(24, window=16, filter_rate_factor=-1)
+    for factor in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="must be at least 0 and finite"):
+            Hyena(24, window=16, filter_rate_factor=factor)
     factor = "model.mixer.filter_rate_factor=0.5"
     assert model_config("hyena", factor)["mixer"]["filter_rate_factor"] == 0.5
