@@ -1,4 +1,6 @@
-"""How fused forms cut sequences into pieces, which run at once; a piece is a number of chunks.
+"""How fused forms cut sequences into pieces and tensors into tiles; imported before Triton is.
+
+A piece is a number of chunks, and all run at once.
 
 In packed rows every sequence opens a piece and a chunk of its own. Sizes follow from shapes, so a
 device is not waited for.
@@ -12,6 +14,8 @@ import torch
 from torch import Tensor
 
 from fracdna_kernels.shapes import sequence_of
+
+MANY = 8  # times as many programs as are wanted
 
 
 class Pieces(NamedTuple):
@@ -98,3 +102,39 @@ def slots(B: int, T: int, cu_seqlens: Tensor | None, chunk: int) -> int:
     """Places for what is kept of each chunk; some stay empty where rows are packed."""
     chunks = -(-T // chunk)
     return B * chunks if cu_seqlens is None else chunks + cu_seqlens.shape[0] - 1
+
+
+def piece_length(
+    programs: int,
+    N: int,
+    T: int,
+    *,
+    enough: int,
+    wanted: int,
+    shortest: int,
+    chunk: int,
+    packed: bool,
+) -> int:
+    """Positions of a piece, a multiple of the chunk, or 0 where whole sequences fill the GPU.
+
+    Args:
+        programs: that run at once on a sequence that is not cut.
+        N: sequences.
+        T: positions of a row.
+        enough: programs with which cutting costs more than it brings.
+        wanted: programs, where sequences are cut.
+        shortest: positions of a piece, at least.
+        chunk: positions of a chunk.
+        packed: the lengths of the N sequences are not known, their sum is at most T.
+    """
+    # of very many packed sequences most are short; each would need a state more in every pass
+    if N * programs >= (MANY * wanted if packed else enough):
+        return 0
+    pieces = -(-wanted // (programs if packed else programs * N))
+    length = max(-(-T // (chunk * pieces)) * chunk, shortest)
+    return length if length < T else 0
+
+
+def tile_width(size: int) -> int:
+    """The width of a tile: the next power of two, and what a product takes, at least 16."""
+    return max(16, 1 << (size - 1).bit_length())

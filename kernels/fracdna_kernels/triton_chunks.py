@@ -8,7 +8,7 @@ all exponents are sums over one stretch of positions, at most 0, and none is a d
 import triton
 import triton.language as tl
 
-from fracdna_kernels.triton_support import product
+from fracdna_kernels.triton_support import exact_product, product
 
 
 @triton.jit
@@ -71,6 +71,60 @@ def meets(i, level):
     """Pairs (row, column) whose row is in the later and column in the earlier half of a block."""
     other = i[:, None] ^ i[None, :]
     return ((other >> level) == 1) & (i[:, None] > i[None, :])
+
+
+@triton.jit
+def passes(t, i, level):
+    """Whether position t lies between i and the border of its half of a block.
+
+    The half has 2^level positions. One in a later half has its border in front and passes itself,
+    as what it reads decays there; one in an earlier half has its border behind and does not. Whole
+    chunks count as an earlier half.
+    """
+    later = ((i >> level) & 1) == 1
+    return ((t >> level) == (i >> level)) & ((t <= i) == later)
+
+
+@triton.jit
+def masked_sums(chosen, x, OPERAND: tl.constexpr, ACC: tl.constexpr):
+    """Sums of rows of x, (rows, positions) @ (positions, columns); chosen says which.
+
+    Each takes its own stretch alone. Where operands are rounded, x comes in two parts, which leaves
+    relative errors of 2^-17: of an exponent s, that changes exp(s) by s exp(s) 2^-17 < 3e-6.
+    """
+    mask = tl.where(chosen, 1.0, 0.0)
+    sums = product(mask, x, OPERAND, ACC)
+    if OPERAND != ACC:
+        sums += product(mask, x - x.to(OPERAND).to(ACC), OPERAND, ACC)
+    return sums
+
+
+@triton.jit
+def unit_inverse(
+    lower, i, LEVELS: tl.constexpr, UNROLL: tl.constexpr, OPERAND: tl.constexpr, ACC: tl.constexpr
+):
+    """(I + lower)^-1 of the part of a tile below its diagonal, 2^LEVELS rows.
+
+    Inverses of diagonal blocks of 1, 2, 4 .. rows are joined in pairs: between two of them stands
+    -(later inverse) lower (earlier inverse). Powers of `lower` would grow and cancel. UNROLL: else
+    levels take turns in the same registers.
+    """
+    same = i[:, None] == i[None, :]
+    inverse = tl.where(same, 1.0, tl.where(meets(i, 0), -lower, 0.0)).to(ACC)
+    if UNROLL:
+        for level in tl.static_range(1, LEVELS):
+            inverse -= _between(inverse, lower, i, level, OPERAND, ACC)
+    else:
+        for level in tl.range(1, LEVELS, num_stages=1):
+            inverse -= _between(inverse, lower, i, level, OPERAND, ACC)
+    return inverse
+
+
+@triton.jit
+def _between(inverse, lower, i, level, OPERAND: tl.constexpr, ACC: tl.constexpr):
+    """(later inverse) lower (earlier inverse), of all pairs of blocks of 2^level rows."""
+    met = tl.where(meets(i, level), lower, 0.0)
+    return exact_product(exact_product(inverse, met, OPERAND, ACC), inverse, OPERAND, ACC)
 
 
 @triton.jit

@@ -29,6 +29,11 @@ def padded_size(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
+def dense(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The same without gaps: kernels step through memory by sizes alone."""
+    return tuple(x.contiguous() for x in tensors)
+
+
 @cache
 def types(dtype: torch.dtype) -> dict[str, tl.dtype]:
     """ACC, in which sums and states are kept, and OPERAND, to which factors of a dot are rounded.
@@ -50,6 +55,16 @@ def on_device_of(x: Tensor) -> AbstractContextManager[object]:
 def product(a, b, OPERAND: tl.constexpr, ACC: tl.constexpr):
     """a @ b with operands rounded to OPERAND and exact products summed in ACC."""
     return tl.dot(a.to(OPERAND), b.to(OPERAND), input_precision="ieee", out_dtype=ACC)
+
+
+@triton.jit
+def exact_product(a, b, OPERAND: tl.constexpr, ACC: tl.constexpr):
+    """a @ b of numbers in ACC, nearly as exact as ACC also where other products are not."""
+    if OPERAND == ACC:
+        return product(a, b, ACC, ACC)
+    else:
+        # three products of rounded halves, on matrix units
+        return tl.dot(a, b, input_precision="tf32x3", out_dtype=ACC)
 
 
 @triton.jit

@@ -187,6 +187,21 @@ def test_autocast_rounds_nothing_that_the_form_keeps_exact(recurrence, length):
     assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
 
 
+def test_few_sequences_are_cut_and_very_many_are_not():
+    """Pieces are whole chunks. Packed sequences, of unknown lengths, may all be one but few."""
+    from fracdna_kernels.pieces import MANY, piece_length
+
+    def length(programs, N, T, *, packed):
+        sizes = {"enough": 256, "wanted": 512, "shortest": 256, "chunk": 32}
+        return piece_length(programs, N, T, packed=packed, **sizes)
+
+    assert length(16, 16, 4096, packed=False) == 0
+    assert length(16, 1, 65536, packed=False) == length(16, 16, 65536, packed=True) == 2048
+    assert length(16, 1, 65536 + 1, packed=False) % 32 == 0
+    assert length(16, 1, 256, packed=False) == 0
+    assert length(16, MANY * 512 // 16, 65536, packed=True) == 0
+
+
 @pytest.mark.parametrize("bounds", [[0, 64, 0, 64], [0, 60, 20, 64], [40, 0, 90, 64]], ids=str)
 def test_bounds_that_descend_reach_no_foreign_memory(bounds):
     """A device cannot refuse them: places for pieces and chunks suffice all the same."""

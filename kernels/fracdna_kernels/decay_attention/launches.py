@@ -6,6 +6,8 @@ calls could give unequal bits.
 
 import torch
 
+from fracdna_kernels.pieces import piece_length, tile_width
+
 LEVELS = 5  # of the tree inside a chunk
 CHUNK = 1 << LEVELS  # positions that a program takes at once
 WIDEST = 256  # keys: a program keeps the state of all of them
@@ -33,11 +35,6 @@ _TUNED = {
 }  # fmt: skip
 
 
-def padded(size: int) -> int:
-    """The width of a tile: the next power of two, at least 16."""
-    return max(16, 1 << (size - 1).bit_length())
-
-
 def launch(kernel: str, K: int, V: int, dtype: torch.dtype) -> dict[str, int]:
     """Tiles, warps and pipeline stages of a kernel.
 
@@ -51,7 +48,7 @@ def launch(kernel: str, K: int, V: int, dtype: torch.dtype) -> dict[str, int]:
         num_warps, STAGES and, of those that the kernel has, BV value columns of a program, PARTS
         of the keys and maxnreg; BK keys at once for "fade".
     """
-    keys, values = padded(K), padded(V)
+    keys, values = tile_width(K), tile_width(V)
     if kernel == "carry":
         return {"BV": values, "num_warps": 1, "STAGES": 4}
     if kernel == "fade":
@@ -78,11 +75,8 @@ def default_segment(N: int, T: int, H: int, K: int, V: int, *, packed: bool) -> 
         packed: the lengths of the N sequences are not known, their sum is at most T.
     """
     programs = H * -(-V // launch("output", K, V, torch.bfloat16)["BV"])
-    if not packed:
-        programs *= N
     # half as many as wanted still run as fast as the passes that cutting costs
-    if not packed and 2 * programs >= PROGRAMS:
-        return 0
-    pieces = -(-PROGRAMS // programs)
-    length = max(-(-T // (CHUNK * pieces)) * CHUNK, SHORTEST_PIECE)
-    return length if length < T else 0
+    return piece_length(
+        programs, N, T, enough=PROGRAMS // 2, wanted=PROGRAMS, shortest=SHORTEST_PIECE,
+        chunk=CHUNK, packed=packed,
+    )  # fmt: skip

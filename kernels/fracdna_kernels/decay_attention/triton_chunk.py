@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.decay_attention.launches import CHUNK as BT
-from fracdna_kernels.decay_attention.launches import default_segment, launch, padded
+from fracdna_kernels.decay_attention.launches import default_segment, launch
 from fracdna_kernels.decay_attention.recurrent import decay_attention_recurrent
 from fracdna_kernels.decay_attention.triton_gradient import gradients
 from fracdna_kernels.decay_attention.triton_kernels import (
@@ -29,9 +29,9 @@ from fracdna_kernels.decay_attention.triton_kernels import (
     sweep_kernel,
 )
 from fracdna_kernels.forms import accumulator, without_autocast
-from fracdna_kernels.pieces import Pieces, Rows, slots
+from fracdna_kernels.pieces import Pieces, Rows, slots, tile_width
 from fracdna_kernels.registration import operator
-from fracdna_kernels.triton_support import on_device_of, types
+from fracdna_kernels.triton_support import dense, on_device_of, types
 
 
 class _Problem:
@@ -72,17 +72,12 @@ class _Problem:
             **self.geometry(self.pieces), **self.types, **chosen,
             # rows that fade_kernel made are those of every head
             "G": self.H if self.per_key else self.G, "V": self.V, "BLOCKS": blocks,
-            "BK": padded(self.K) // chosen["PARTS"], "PER_KEY": self.per_key,
+            "BK": tile_width(self.K) // chosen["PARTS"], "PER_KEY": self.per_key,
             "initial": initial, "starts": starts,
             "INITIAL": initial is not None, "SPLIT": starts is not None,
             "EVEN": self.V % chosen["BV"] == 0,
         }  # fmt: skip
         return self.pieces.count * self.H * blocks, arguments
-
-
-def _dense(*tensors: Tensor) -> list[Tensor]:
-    """Kernels step through memory by sizes alone."""
-    return [x.contiguous() for x in tensors]
 
 
 def _faded(
@@ -145,7 +140,7 @@ def forward(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, final state and, where kept, the states at the start of all chunks."""
-    q, k, v, g = _dense(q, k, v, g)
+    q, k, v, g = dense(q, k, v, g)
     problem = _Problem(q, v, g, scale, cu_seqlens, segment)
     initial = None if initial_state is None else initial_state.contiguous()
     # rows that belong to no sequence are written by nobody
@@ -190,7 +185,7 @@ def backward(
     segment: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, g and the initial state."""
-    q, k, v, g = _dense(q, k, v, g)
+    q, k, v, g = dense(q, k, v, g)
     problem = _Problem(q, v, g, scale, cu_seqlens, segment)
     grad = torch.zeros_like(v) if grad is None else grad.contiguous()
     closing = None if grad_final is None else grad_final.contiguous()

@@ -23,45 +23,20 @@ from torch import Tensor
 
 from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.decay_attention import launches
-from fracdna_kernels.decay_attention.launches import CHUNK, padded
+from fracdna_kernels.decay_attention.launches import CHUNK
 from fracdna_kernels.forms import accumulator
-from fracdna_kernels.pieces import Rows
-from fracdna_kernels.triton_chunks import meets, piece, spread, within
+from fracdna_kernels.pieces import Rows, tile_width
+from fracdna_kernels.triton_chunks import masked_sums, meets, passes, piece, spread, within
 from fracdna_kernels.triton_support import LOG2E, on_device_of, product, types
 
 LEVELS = tl.constexpr(launches.LEVELS)  # log2 of BT
-WIDEST = 256  # value columns of a program; gradients of more are sums of several programs'
+MOST_COLUMNS = 256  # values of a program; gradients of more are sums of several programs'
 
 
 @triton.jit
 def decay(x):
     """What a sum of log decays leaves."""
     return tl.exp2(x * LOG2E)
-
-
-@triton.jit
-def passes(t, i, level):
-    """Whether position t lies between i and the border of its half of a block.
-
-    The half has 2^level positions. One in a later half has its border in front and passes itself,
-    as what it reads decays there; one in an earlier half has its border behind and does not. Whole
-    chunks count as an earlier half.
-    """
-    later = ((i >> level) & 1) == 1
-    return ((t >> level) == (i >> level)) & ((t <= i) == later)
-
-
-@triton.jit
-def totals(chosen, x, OPERAND: tl.constexpr, ACC: tl.constexpr):
-    """Sums of rows of x, (rows, positions) @ (positions, columns); chosen says which.
-
-    Nearly exact also where operands are rounded: x then comes in two parts.
-    """
-    mask = tl.where(chosen, 1.0, 0.0)
-    result = product(mask, x, OPERAND, ACC)
-    if OPERAND != ACC:
-        result += product(mask, x - x.to(OPERAND).to(ACC), OPERAND, ACC)
-    return result
 
 
 @triton.jit(do_not_specialize=["count", "T", "per_row", "scale"])
@@ -116,7 +91,7 @@ def gradient_kernel(
         # sums over the stretch from one position to another, each by itself
         rate = tl.load(g + row + i * H, mask=rows, other=0.0).to(ACC)
         span = tl.where(earlier, spread(rate, i)[:, None], 0.0)
-        span = totals(earlier | same, span, OPERAND, ACC)
+        span = masked_sums(earlier | same, span, OPERAND, ACC)
         until = tl.sum(tl.where(i[:, None] == BT - 1, span, 0.0), axis=0)
         until = decay(spread(until, i))[:, None]
         since = tl.sum(tl.where(i[None, :] == 0, span, 0.0), axis=1)
@@ -142,14 +117,14 @@ def gradient_kernel(
         if PER_KEY:
             rate = tl.load(g + (start + key)[None, :], mask=used, other=0.0).to(ACC)
             meeting = tl.sum(meeting, axis=1) * decay(tl.sum(rate, axis=0))
-            since = decay(totals(earlier | same, rate, OPERAND, ACC))
-            until = decay(totals(passes(i[None, :], i[:, None], LEVELS), rate, OPERAND, ACC))
+            since = decay(masked_sums(earlier | same, rate, OPERAND, ACC))
+            until = decay(masked_sums(passes(i[None, :], i[:, None], LEVELS), rate, OPERAND, ACC))
             dq *= since * scale
             dk *= until
             dv += product(keys.to(ACC) * until, adjoint, OPERAND, ACC)
             # what passes a position on its way from or to the outside of the chunk
-            dg = totals(i[:, None] <= i[None, :], dq * queries.to(ACC), OPERAND, ACC)
-            dg += totals(earlier, dk * keys.to(ACC), OPERAND, ACC)
+            dg = masked_sums(i[:, None] <= i[None, :], dq * queries.to(ACC), OPERAND, ACC)
+            dg += masked_sums(earlier, dk * keys.to(ACC), OPERAND, ACC)
             dg += meeting[None, :]
             dq += own[:, None] * keys.to(ACC)
             dk += own[:, None] * queries.to(ACC)
@@ -158,7 +133,7 @@ def gradient_kernel(
             # unrolled, its masks would all be kept in registers
             for level in tl.range(LEVELS):
                 ahead = tl.where(((i >> level) & 1) == 1, 1.0, 0.0).to(ACC)[:, None]
-                reached = totals(passes(i[None, :], i[:, None], level), rate, OPERAND, ACC)
+                reached = masked_sums(passes(i[None, :], i[:, None], level), rate, OPERAND, ACC)
                 reached = decay(reached)
                 weight = tl.where(ahead == 1.0, queries, keys).to(ACC) * reached
                 pairs = product(weight, tl.trans(weight), OPERAND, ACC)
@@ -166,7 +141,7 @@ def gradient_kernel(
                 joined = ((i[:, None] ^ i[None, :]) >> level) == 1
                 change = product(tl.where(joined, both, 0.0), weight, OPERAND, ACC)
                 passing = change * weight
-                dg += totals(passes(i[:, None], i[None, :], level), passing, OPERAND, ACC)
+                dg += masked_sums(passes(i[:, None], i[None, :], level), passing, OPERAND, ACC)
                 change *= reached
                 # one instruction each, where a select and a sum would be two
                 dq += ahead * change
@@ -193,7 +168,7 @@ def gradient_kernel(
         # what is read of the state before the chunk joins as a column that no pair needs
         last = i[None, :] == BT - 1
         passing = tl.where(last, spread(inner, i)[:, None], passing)
-        passing = totals(i[:, None] <= i[None, :], passing, OPERAND, ACC)
+        passing = masked_sums(i[:, None] <= i[None, :], passing, OPERAND, ACC)
         written = tl.where(earlier, passing + spread(outer, i)[None, :], 0.0)
         dg = tl.sum(tl.where(last, passing, written), axis=1)
         dg += decay(tl.sum(rate, axis=0)) * met
@@ -217,11 +192,11 @@ def launch(K: int, V: int, dtype: torch.dtype, *, per_key: bool) -> dict[str, in
     Returns:
         BK, BV, num_warps and STAGES.
     """
-    keys, columns = padded(K), padded(V)
+    keys, columns = tile_width(K), tile_width(V)
     if dtype != torch.bfloat16:
         keys, columns = (16, 32) if per_key else (min(keys, 32), min(columns, 32))
-        return {"BK": keys, "BV": min(padded(V), columns), "num_warps": 4, "STAGES": 1}
-    columns = min(columns, WIDEST)
+        return {"BK": keys, "BV": min(tile_width(V), columns), "num_warps": 4, "STAGES": 1}
+    columns = min(columns, MOST_COLUMNS)
     if min(keys, columns) < 64:
         # warps share the columns of a product, at least 16 each
         return {"BK": min(keys, 32), "BV": columns, "num_warps": 2, "STAGES": 1}

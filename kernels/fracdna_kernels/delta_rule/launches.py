@@ -6,6 +6,8 @@ calls could give unequal bits.
 
 import torch
 
+from fracdna_kernels.pieces import piece_length, tile_width
+
 LEVELS = 5  # of the tree inside a chunk
 CHUNK = 1 << LEVELS  # positions that a program takes at once
 MOST_KEYS = 128  # key channels: the state of a block of value columns lies in registers
@@ -37,15 +39,14 @@ def launch(kernel: str, K: int, V: int, dtype: torch.dtype) -> dict[str, int]:
         BV, num_warps and STAGES; of "prepare" BK, a block of keys, in the place of BV.
     """
     if kernel == "prepare":
-        keys = min(32, max(16, 1 << (K - 1).bit_length()))
+        keys = min(32, tile_width(K))
         if dtype != torch.bfloat16:
             return {"BK": keys, "num_warps": 4, "STAGES": 1}
         return {"BK": keys, "num_warps": 1, "STAGES": 2}
-    width = max(16, 1 << (V - 1).bit_length())
-    columns, warps, stages = _TUNED[kernel][max(16, 1 << (K - 1).bit_length())]
+    columns, warps, stages = _TUNED[kernel][tile_width(K)]
     if dtype != torch.bfloat16 and kernel != "carry":
         columns, warps, stages = _EXACT_WIDTH, 4, 1
-    return {"BV": min(columns, width), "num_warps": warps, "STAGES": stages}
+    return {"BV": min(columns, tile_width(V)), "num_warps": warps, "STAGES": stages}
 
 
 def default_segment(N: int, T: int, H: int, V: int, *, packed: bool) -> int:
@@ -58,12 +59,8 @@ def default_segment(N: int, T: int, H: int, V: int, *, packed: bool) -> int:
         V: value width.
         packed: the lengths of the N sequences are not known, their sum is at most T.
     """
-    programs = H * -(-V // 32)
-    if not packed:
-        programs *= N
     # the passes that cutting costs do more than twice the work of the one that it spares
-    if not packed and 4 * programs >= PROGRAMS:
-        return 0
-    pieces = -(-PROGRAMS // programs)
-    length = max(-(-T // (CHUNK * pieces)) * CHUNK, SHORTEST_PIECE)
-    return length if length < T else 0
+    return piece_length(
+        H * -(-V // 32), N, T, enough=PROGRAMS // 4, wanted=PROGRAMS, shortest=SHORTEST_PIECE,
+        chunk=CHUNK, packed=packed,
+    )  # fmt: skip

@@ -9,9 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fracdna_kernels.delta_rule.launches import launch
-from fracdna_kernels.pieces import Pieces
+from fracdna_kernels.pieces import Pieces, tile_width
 from fracdna_kernels.triton_chunks import within
-from fracdna_kernels.triton_support import ceil_div, padded_size, types
+from fracdna_kernels.triton_support import ceil_div, types
 
 
 def carry(
@@ -37,7 +37,7 @@ def carry(
     blocks = ceil_div(V, chosen["BV"])
     carry_kernel[(N * H * blocks,)](
         transitions, local, initial, starts, pieces.first, pieces.per_row, H, K, V, blocks,
-        BK=max(16, padded_size(K)), REVERSE=reverse, PACKED=pieces.first is not None,
+        BK=tile_width(K), REVERSE=reverse, PACKED=pieces.first is not None,
         INITIAL=initial is not None, EVEN=V % chosen["BV"] == 0, ACC=types(local.dtype)["ACC"],
         **chosen,
     )  # fmt: skip

@@ -30,9 +30,9 @@ from fracdna_kernels.delta_rule.triton_kernels import (
     prepare_kernel,
 )
 from fracdna_kernels.forms import accumulator
-from fracdna_kernels.pieces import Pieces, Rows, slots
+from fracdna_kernels.pieces import Pieces, Rows, slots, tile_width
 from fracdna_kernels.registration import operator
-from fracdna_kernels.triton_support import ceil_div, on_device_of, padded_size, types
+from fracdna_kernels.triton_support import ceil_div, dense, on_device_of, types
 
 
 class _Problem:
@@ -45,7 +45,7 @@ class _Problem:
         self.pieces = self.rows.cut(segment)
         self.exact = accumulator(v)
         self.kind = v.dtype
-        self.padded = max(16, padded_size(self.K))
+        self.padded = tile_width(self.K)
 
     @property
     def split(self) -> bool:
@@ -70,11 +70,6 @@ class _Problem:
             "TILES": self.padded // tile, "BK": tile, "FULL": self.padded == self.K,
             "EVEN": self.V % chosen["BV"] == 0,
         }  # fmt: skip
-
-
-def _dense(*tensors: Tensor) -> list[Tensor]:
-    """Kernels step through memory by sizes alone."""
-    return [x.contiguous() for x in tensors]
 
 
 def _prepare(
@@ -107,7 +102,9 @@ def _local(
     count, H = problem.pieces.count, problem.H
     # what no piece needs stays empty
     ends = factors.new_empty(problem.states(count))
-    transitions = factors.new_zeros(count, H, problem.K, problem.K)
+    # some places of packed rows belong to no piece: nobody reads them, but they are handed out
+    blank = factors.new_empty if problem.pieces.table is None else factors.new_zeros
+    transitions = blank(count, H, problem.K, problem.K)
     blocks, arguments = problem.sweep("local")
     total = blocks + ceil_div(problem.K, arguments["BV"])
     local_kernel[(count * H * total,)](
@@ -134,7 +131,7 @@ def forward(
     That is the states at the start of all chunks (slots, H, K, V), what prepare_kernel writes,
     and the transitions of pieces where sequences are cut.
     """
-    q, k, v, beta, g = _dense(q, k, v, beta, g)
+    q, k, v, beta, g = dense(q, k, v, beta, g)
     problem = _Problem(k, v, cu_seqlens, segment)
     initial = None if initial_state is None else initial_state.to(problem.exact).contiguous()
     # rows that belong to no sequence are written by nobody
@@ -209,7 +206,7 @@ def backward(
     segment: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, beta, g and the initial state."""
-    q, k, v, beta, g = _dense(q, k, v, beta, g)
+    q, k, v, beta, g = dense(q, k, v, beta, g)
     problem = _Problem(k, v, cu_seqlens, segment)
     grad = torch.zeros_like(v) if grad is None else grad.contiguous()
     closing = None if grad_final is None else grad_final.contiguous()

@@ -24,9 +24,9 @@ from fracdna_kernels.delta_rule.triton_carry import carry
 from fracdna_kernels.delta_rule.triton_dplr_gradient import gradient_kernel, meeting_kernel
 from fracdna_kernels.delta_rule.triton_dplr_kernels import prepare_kernel, sweep_kernel
 from fracdna_kernels.forms import accumulator
-from fracdna_kernels.pieces import Rows, slots
+from fracdna_kernels.pieces import Rows, slots, tile_width
 from fracdna_kernels.registration import operator
-from fracdna_kernels.triton_support import ceil_div, on_device_of, padded_size, types
+from fracdna_kernels.triton_support import ceil_div, dense, on_device_of, types
 
 # by kernel and key width (the next power of two), for bfloat16: key channels and value columns of a
 # program, warps, pipeline stages; 0 keys: all of them
@@ -51,14 +51,14 @@ def launch(kernel: str, K: int, V: int, dtype: torch.dtype) -> dict[str, int]:
     Returns:
         BK, BV, num_warps and STAGES; of "prepare" BK and num_warps.
     """
-    whole = max(16, padded_size(K))
+    whole = tile_width(K)
     keys, columns, warps, stages = _TUNED[kernel][whole]
     if dtype != torch.bfloat16:
         columns, warps, stages = _EXACT_WIDTH, 8 if whole > 64 else 4, 1
     keys = min(keys or whole, whole)
     if kernel == "prepare":
         return {"BK": keys, "num_warps": warps}
-    columns = min(columns, max(16, padded_size(V)))
+    columns = min(columns, tile_width(V))
     return {"BK": keys, "BV": columns, "num_warps": warps, "STAGES": stages}
 
 
@@ -204,11 +204,6 @@ class _Problem:
         )  # fmt: skip
 
 
-def _dense(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Kernels step through memory by sizes alone."""
-    return tuple(x.contiguous() for x in tensors)
-
-
 @operator("dplr_delta_rule_forward")
 def forward(
     q: Tensor,
@@ -224,7 +219,7 @@ def forward(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, final state and, where kept, the states at the start of all chunks, (.., V, K)."""
-    inputs = _dense(q, k, v, a, b, g)
+    inputs = dense(q, k, v, a, b, g)
     v = inputs[2]
     problem = _Problem(k, v, cu_seqlens, segment)
     initial = None
@@ -273,7 +268,7 @@ def backward(
     segment: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, a, b, g and the initial state."""
-    inputs = _dense(q, k, v, a, b, g)
+    inputs = dense(q, k, v, a, b, g)
     v = inputs[2]
     problem = _Problem(k, v, cu_seqlens, segment)
     grad = torch.zeros_like(v) if grad is None else grad.contiguous()

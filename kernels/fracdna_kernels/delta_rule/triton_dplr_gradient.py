@@ -14,14 +14,8 @@ T length   H heads   K key width   V value width   BT, BK, BV padded tile sizes
 import triton
 import triton.language as tl
 
-from fracdna_kernels.delta_rule.triton_dplr_kernels import (
-    LEVELS,
-    decays,
-    load_inputs,
-    masked_sums,
-    stretch,
-)
-from fracdna_kernels.triton_chunks import piece, within
+from fracdna_kernels.delta_rule.triton_dplr_kernels import LEVELS, decays, load_inputs
+from fracdna_kernels.triton_chunks import masked_sums, passes, piece, within
 from fracdna_kernels.triton_support import product
 
 
@@ -201,7 +195,7 @@ def gradient_kernel(
         d_other = product(tl.where(joined, other_one, 0.0), one, OPERAND, ACC)
         d_other += product(tl.where(joined, other_other, 0.0), other, OPERAND, ACC)
         passing = d_one * one + d_other * other
-        dg += masked_sums(stretch(position, passed, level), passing, OPERAND, ACC)
+        dg += masked_sums(passes(passed, position, level), passing, OPERAND, ACC)
         d_one *= decay
         d_other *= decay
         dq += tl.where(later, d_one, 0.0)

@@ -1,4 +1,4 @@
-"""Kernels of dplr_delta_rule's Triton form that go along sequences; triton_dplr.py launches them.
+"""What chunks of dplr_delta_rule do, and sweeps of sequences; triton_dplr.py launches them.
 
 What a chunk of BT positions does to the state S that it starts from is linear. Of each chunk and
 head, prepare_kernel makes, so that sweeps have matrix products alone to do,
@@ -27,8 +27,15 @@ import triton
 import triton.language as tl
 
 from fracdna_kernels.delta_rule import launches
-from fracdna_kernels.triton_chunks import meets, piece, within
-from fracdna_kernels.triton_support import LOG2E, product
+from fracdna_kernels.triton_chunks import (
+    masked_sums,
+    meets,
+    passes,
+    piece,
+    unit_inverse,
+    within,
+)
+from fracdna_kernels.triton_support import LOG2E, exact_product, product
 
 LEVELS = tl.constexpr(launches.LEVELS)  # log2 of BT
 # a kernel serves all lengths: compiled anew for some of them, it would stall and change bits
@@ -36,44 +43,9 @@ _SIZES = ["count", "T", "length", "per_row", "chunks"]
 
 
 @triton.jit
-def stretch(position, passed, level):
-    """Which positions the decays of a level run over; two index tiles, one a column, one a row.
-
-    Of a position in the later half of a block of 2^(level + 1): from the border up to itself; in
-    the earlier half: from the next one up to the border. At LEVELS: since the chunk's start.
-    """
-    later = ((position >> level) & 1) == 1
-    return ((position >> level) == (passed >> level)) & (later == (passed <= position))
-
-
-@triton.jit
-def masked_sums(mask, x, OPERAND: tl.constexpr, ACC: tl.constexpr):
-    """mask @ x, for a mask of what is summed: each sum takes its own stretch alone.
-
-    On matrix units x is cut in two parts, which leaves relative errors of 2^-17: of an exponent s,
-    that changes exp(s) by s exp(s) 2^-17 < 3e-6.
-    """
-    ones = tl.where(mask, 1.0, 0.0)
-    sums = product(ones, x, OPERAND, ACC)
-    if tl.bfloat16 == OPERAND:
-        sums += product(ones, x - x.to(OPERAND).to(ACC), OPERAND, ACC)
-    return sums
-
-
-@triton.jit
 def decays(g, i, level, OPERAND: tl.constexpr, ACC: tl.constexpr):
     """Decay (positions, keys) between each position and the border of its level; g for exp2."""
-    return tl.exp2(masked_sums(stretch(i[:, None], i[None, :], level), g, OPERAND, ACC))
-
-
-@triton.jit
-def exact_product(a, b, OPERAND: tl.constexpr, ACC: tl.constexpr):
-    """a @ b of numbers that must not be rounded to OPERAND."""
-    if tl.bfloat16 == OPERAND:
-        # three products of rounded halves, nearly as exact as float32
-        return tl.dot(a, b, input_precision="tf32x3", out_dtype=ACC)
-    else:
-        return product(a, b, OPERAND, ACC)
+    return tl.exp2(masked_sums(passes(i[None, :], i[:, None], level), g, OPERAND, ACC))
 
 
 @triton.jit
@@ -98,22 +70,6 @@ def load_inputs(q, k, a, b, g, left, start, i, m, H, K, BT: tl.constexpr, ACC: t
 def row_products(x, y, ACC: tl.constexpr):
     """Inner products of equal rows."""
     return tl.sum(x.to(ACC) * y.to(ACC), axis=1)
-
-
-@triton.jit
-def unit_inverse(lower, i, OPERAND: tl.constexpr, ACC: tl.constexpr):
-    """(I - lower)^-1 of a strictly lower triangle, by substitution of blocks of 1, 2, 4, .. rows.
-
-    Never by powers of it, which cancel. A product of two neighbouring blocks' inverses with what
-    lies between them is the rest of the inverse of their union.
-    """
-    inverse = tl.where(meets(i, 0), lower, 0.0)
-    inverse += tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    for level in tl.range(1, LEVELS, num_stages=1):
-        between = tl.where(meets(i, level), lower, 0.0)
-        passed = exact_product(inverse, between, OPERAND, ACC)
-        inverse += exact_product(passed, inverse, OPERAND, ACC)
-    return inverse
 
 
 @triton.jit(do_not_specialize=["count", "T", "per_row", "scale"])
@@ -173,9 +129,11 @@ def prepare_kernel(
     ak = tl.where(earlier, tl.trans(mixed), 0.0)
     ak = tl.where(same, own_ak[:, None], ak)
     ak = tl.where((i == BT - 1)[:, None], 0.0, ak)
-    # rows of a back to their own positions
-    back = tl.where(i[:, None] == i[None, :] + 1, 1.0, 0.0).to(ACC)
-    inverse = unit_inverse(exact_product(back, ab, OPERAND, ACC), i, OPERAND, ACC)
+    # rows of a back to their own positions, and I - L_ab is what is inverted
+    back = tl.where(i[:, None] == i[None, :] + 1, -1.0, 0.0).to(ACC)
+    lower = exact_product(back, ab, OPERAND, ACC)
+    # not unrolled, as above
+    inverse = unit_inverse(lower, i, LEVELS, False, OPERAND, ACC)
     # columns ahead, so that it takes rows of a as they are
     turn = tl.where(i[:, None] == ((i + 1) & (BT - 1))[None, :], 1.0, 0.0)
     inverse = product(inverse, turn, OPERAND, ACC).to(OPERAND)

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.delta_rule import launches
-from fracdna_kernels.pieces import Rows
+from fracdna_kernels.pieces import Rows, tile_width
 from fracdna_kernels.triton_chunks import grow, piece, spread, within
-from fracdna_kernels.triton_support import LOG2E, on_device_of, padded_size, product, types
+from fracdna_kernels.triton_support import LOG2E, on_device_of, product, types
 
 LEVELS = tl.constexpr(launches.LEVELS)  # log2 of BT
 
@@ -42,7 +42,7 @@ def gradient_launch(K: int, V: int, dtype: torch.dtype) -> dict[str, int]:
         V: value width.
         dtype: of the values.
     """
-    keys, columns = max(16, padded_size(K)), max(16, padded_size(V))
+    keys, columns = tile_width(K), tile_width(V)
     most, warps = (64, 4) if min(keys, columns) >= 64 else (32, 2)
     if dtype != torch.bfloat16:
         most, warps = 32, 8  # without matrix units

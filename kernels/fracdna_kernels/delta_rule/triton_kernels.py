@@ -20,36 +20,12 @@ import triton
 import triton.language as tl
 
 from fracdna_kernels.delta_rule import launches
-from fracdna_kernels.triton_chunks import grow, meets, piece, within
-from fracdna_kernels.triton_support import LOG2E, product
+from fracdna_kernels.triton_chunks import grow, meets, piece, unit_inverse, within
+from fracdna_kernels.triton_support import LOG2E, exact_product, product
 
 HALF_LEVELS = tl.constexpr(launches.LEVELS - 1)  # of the tree inside half a chunk
 # a kernel serves all lengths: compiled anew for some of them, it would stall and change bits
 _SIZES = ["count", "T", "length", "per_row", "chunks"]
-
-
-@triton.jit
-def exactly(a, b, OPERAND: tl.constexpr, ACC: tl.constexpr):
-    """a @ b of numbers in ACC, nearly as exact as ACC where other products are not."""
-    if OPERAND == ACC:
-        return product(a, b, ACC, ACC)
-    else:
-        return tl.dot(a, b, input_precision="tf32x3", out_dtype=ACC)
-
-
-@triton.jit
-def unit_inverse(lower, i, LEVELS: tl.constexpr, OPERAND: tl.constexpr, ACC: tl.constexpr):
-    """(I + lower)^-1 of the part of a tile below its diagonal, 2^LEVELS rows.
-
-    Inverses of diagonal blocks of 1, 2, 4 .. rows are joined in pairs: between two of them stands
-    -(later inverse) lower (earlier inverse). Powers of `lower` would grow and cancel.
-    """
-    same = i[:, None] == i[None, :]
-    inverse = tl.where(same, 1.0, tl.where(meets(i, 0), -lower, 0.0)).to(ACC)
-    for level in tl.static_range(1, LEVELS):
-        between = tl.where(meets(i, level), lower, 0.0)
-        inverse -= exactly(inverse, exactly(between, inverse, OPERAND, ACC), OPERAND, ACC)
-    return inverse
 
 
 @triton.jit
@@ -132,9 +108,10 @@ def prepare_kernel(
     tl.store(at + BT * BT + BT // 2, nothing, mask=exists)
     tl.store(at + BT * BT + BT // 2 * BT, seen21.to(kind), mask=exists)
     tl.store(at + BT * BT + BT // 2 * BT + BT // 2, seen2.to(kind), mask=exists)
-    inverse1 = unit_inverse(lower1, i, HALF_LEVELS, OPERAND, ACC)
-    inverse2 = unit_inverse(lower2, i, HALF_LEVELS, OPERAND, ACC)
-    inverse21 = exactly(inverse2, exactly(lower21, inverse1, OPERAND, ACC), OPERAND, ACC)
+    inverse1 = unit_inverse(lower1, i, HALF_LEVELS, True, OPERAND, ACC)
+    inverse2 = unit_inverse(lower2, i, HALF_LEVELS, True, OPERAND, ACC)
+    inverse21 = exact_product(lower21, inverse1, OPERAND, ACC)
+    inverse21 = exact_product(inverse2, inverse21, OPERAND, ACC)
     if KEEP:
         to = inverses + row * BT + i[:, None] * (H * BT) + i[None, :]
         tl.store(to, inverse1.to(kind), mask=rows1[:, None])

@@ -6,6 +6,8 @@ calls could give unequal bits.
 
 import torch
 
+from fracdna_kernels.pieces import piece_length
+
 LEVELS = 5  # of the tree inside a chunk
 CHUNK = 1 << LEVELS  # positions that a program takes at once
 # programs that keep all multiprocessors of a large GPU busy; fewer, and sequences are cut
@@ -68,15 +70,11 @@ def default_segment(N: int, T: int, H: int, V: int, *, packed: bool) -> int:
         V: value width.
         packed: the lengths of the N sequences are not known, their sum is at most T.
     """
-    programs = H * -(-V // WIDEST)
-    if not packed:
-        programs *= N
     # half as many as wanted still run as fast as the passes that cutting costs
-    if not packed and 2 * programs >= PROGRAMS:
-        return 0
-    pieces = -(-PROGRAMS // programs)
-    length = max(-(-T // (32 * pieces)) * 32, SHORTEST_PIECE)
-    return length if length < T else 0
+    return piece_length(
+        H * -(-V // WIDEST), N, T, enough=PROGRAMS // 2, wanted=PROGRAMS, shortest=SHORTEST_PIECE,
+        chunk=CHUNK, packed=packed,
+    )  # fmt: skip
 
 
 def plan_bytes(B: int, T: int, H: int, V: int, M: int, *, backward: bool) -> int:
