@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fracdna_kernels.forms import accumulator
+from fracdna_kernels.pieces import tile_width
 from fracdna_kernels.registration import operator
 from fracdna_kernels.triton_rows import (
     load_tile,
@@ -28,7 +29,7 @@ from fracdna_kernels.triton_rows import (
     store_tile,
     summed,
 )
-from fracdna_kernels.triton_support import ceil_div, on_device_of, padded_size, product, types
+from fracdna_kernels.triton_support import ceil_div, on_device_of, product, types
 
 PROGRAMS = 528  # at most, of the backward: four on each multiprocessor of an H200
 
@@ -193,14 +194,14 @@ def _tile(D: int, outputs: int, dtype: torch.dtype, *, backward: bool) -> dict[s
 
 def _launch(D: int, outputs: int, half: bool, backward: bool) -> dict[str, int]:
     """What is chosen by size; float32 is multiplied without matrix units, in small tiles."""
-    padded = max(16, padded_size(outputs))
+    padded = tile_width(outputs)
     few = padded < 64
     if backward:
         widest, rows, stages = (128 if few else 32, 32, 3) if half else (32, 32, 2)
     else:
         widest, rows, stages = (32, 128 if few else 64, 4) if half else (16, 64 if few else 32, 2)
     options = {
-        "BD": min(widest, max(16, padded_size(D))),
+        "BD": min(widest, tile_width(D)),
         "BO": padded,
         "ROWS": rows,
         "STAGES": stages,

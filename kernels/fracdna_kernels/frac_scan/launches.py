@@ -6,7 +6,7 @@ calls could give unequal bits.
 
 import torch
 
-from fracdna_kernels.pieces import piece_length
+from fracdna_kernels.pieces import piece_length, tile_width
 
 LEVELS = 5  # of the tree inside a chunk
 CHUNK = 1 << LEVELS  # positions that a program takes at once
@@ -43,7 +43,7 @@ def launch(kernel: str, M: int, V: int, dtype: torch.dtype) -> dict[str, int]:
     Returns:
         BV, num_warps and STAGES.
     """
-    width = max(16, 1 << (V - 1).bit_length())
+    width = tile_width(V)
     if kernel == "carry":
         return {"BV": width, "num_warps": 1, "STAGES": 4}
     if dtype != torch.bfloat16:

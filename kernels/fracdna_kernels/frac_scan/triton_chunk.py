@@ -27,9 +27,9 @@ from fracdna_kernels.frac_scan.triton_kernels import (
     sweep_kernel,
 )
 from fracdna_kernels.frac_scan.triton_step import step, step_
-from fracdna_kernels.pieces import Pieces, Rows, slots
+from fracdna_kernels.pieces import Pieces, Rows, slots, tile_width
 from fracdna_kernels.registration import operator
-from fracdna_kernels.triton_support import on_device_of, padded_size, types
+from fracdna_kernels.triton_support import dense, on_device_of, types
 
 
 class _Problem:
@@ -45,7 +45,7 @@ class _Problem:
         self.exact = accumulator(values)
         self.types = types(values.dtype)
         self.kind = values.dtype
-        self.padded = {"M": self.M, "BM": max(16, padded_size(self.M))}
+        self.padded = {"M": self.M, "BM": tile_width(self.M)}
 
     @property
     def split(self) -> bool:
@@ -71,11 +71,6 @@ class _Problem:
             "EVEN": self.V % chosen["BV"] == 0,
         }  # fmt: skip
         return self.pieces.count * self.H * blocks, arguments
-
-
-def _dense(*tensors: Tensor) -> list[Tensor]:
-    """Kernels step through memory by sizes alone."""
-    return [x.contiguous() for x in tensors]
 
 
 def _starts(
@@ -129,7 +124,7 @@ def forward(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, final state and, where kept, the states at the start of all chunks."""
-    values, write, read, u, log_tau = _dense(values, write, read, u, log_tau)
+    values, write, read, u, log_tau = dense(values, write, read, u, log_tau)
     problem = _Problem(values, log_tau, cu_seqlens, segment)
     initial = None if initial_state is None else initial_state.contiguous()
     # rows that belong to no sequence are written by nobody
@@ -174,7 +169,7 @@ def backward(
     segment: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of values, write, read, u and the initial state."""
-    values, write, read, u, log_tau = _dense(values, write, read, u, log_tau)
+    values, write, read, u, log_tau = dense(values, write, read, u, log_tau)
     problem = _Problem(values, log_tau, cu_seqlens, segment)
     grad = torch.zeros_like(values) if grad is None else grad.contiguous()
     closing = None if grad_final is None else grad_final.contiguous()

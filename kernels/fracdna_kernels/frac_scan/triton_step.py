@@ -10,6 +10,7 @@ from torch import Tensor
 from fracdna_kernels.compilation import Case, compile_case
 from fracdna_kernels.forms import accumulator
 from fracdna_kernels.frac_scan.triton_kernels import step_kernel
+from fracdna_kernels.pieces import tile_width
 from fracdna_kernels.registration import operator
 from fracdna_kernels.triton_support import on_device_of, padded_size, types
 
@@ -25,7 +26,7 @@ def _launch(
     N, _, H, V = values.shape
     M = log_tau.shape[0]
     output = torch.empty_like(values)
-    width = min(WIDEST, max(16, padded_size(V)))
+    width = min(WIDEST, tile_width(V))
     blocks = -(-V // width)
     with on_device_of(values):
         step_kernel[(N * H * blocks,)](
