@@ -220,9 +220,10 @@ def test_peers_are_compared_per_token():
 def test_linear_operators_are_held_against_float64_first(monkeypatch):
     """Nothing is timed where an output is wrong."""
     contest = linear.CONTESTS["delta_rule"]
-    assert linear._error(contest, 16, generator()) < linear.ALLOWED
+    for backward in (False, True):
+        assert 0 < linear._error(contest, 16, generator(), backward=backward) < linear.ALLOWED
     monkeypatch.setattr(linear, "generator", lambda seed: generator())
-    monkeypatch.setattr(linear, "_error", lambda *given: math.nan)
+    monkeypatch.setattr(linear, "_error", lambda *given, backward: math.nan)
     with pytest.raises(agreement.Disagreement, match="per head 64 wide"):
         list(linear.linear_rows(Run(4e12), "script"))
 
@@ -254,7 +255,7 @@ def test_linear_rows_stand_beside_their_peers(monkeypatch, quick):
     monkeypatch.setattr(Run, "timed", timed)
     monkeypatch.setattr(linear, "collect", collect)
     monkeypatch.setattr(linear, "generator", lambda seed: generator())
-    monkeypatch.setattr(linear, "_error", lambda *given: 1e-3)
+    monkeypatch.setattr(linear, "_error", lambda *given, backward: 1e-3)
     run = Run(4e12, quick=quick, limits={"peers": 9})
     rows = list(linear.linear_rows(run, "script"))
     found = {linear._identity(row): row for row in rows}
