@@ -97,6 +97,18 @@ class Rows:
             "PACKED": pieces.table is not None,
         }  # fmt: skip
 
+    def of_chunks(self) -> tuple[int, dict[str, object]]:
+        """Places for chunks, and the arguments of a kernel that takes each by itself."""
+        chunks = self.cut(self.chunk)
+        geometry = self.geometry(chunks)
+        # no piece of one chunk needs them
+        del geometry["length"], geometry["chunks"]
+        return chunks.count, geometry
+
+    def cuts(self, pieces: Pieces) -> bool:
+        """Whether some sequence may have more than one piece."""
+        return pieces.length < self.T
+
 
 def slots(B: int, T: int, cu_seqlens: Tensor | None, chunk: int) -> int:
     """Places for what is kept of each chunk; some stay empty where rows are packed."""

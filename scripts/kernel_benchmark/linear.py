@@ -14,6 +14,7 @@ import torch
 from kernel_benchmark import floors
 from kernel_benchmark.agreement import Disagreement, relative_error
 from kernel_benchmark.candidates import compile_candidates, share
+from kernel_benchmark.floors import HALF, SINGLE
 from kernel_benchmark.operators import leaves
 from kernel_benchmark.report import Row
 from kernel_benchmark.run import Run, generator
@@ -28,7 +29,6 @@ HEADS = 16
 WIDTHS = (64, 128)  # of keys and values alike
 ROWS = ((16, 4096), (1, 65536))
 PASSES = {"fwd": False, "fwd+bwd": True}
-HALF, SINGLE = 2, 4
 REFUSED = "refused on Hopper with Triton 3.4 to 3.7.0 (flash-linear-attention#640)"
 GOAL = 1.0  # the public kernels shall take at least as long, forward
 ALLOWED = 2e-2  # error of an output or gradient in bfloat16; that of most is below half of it

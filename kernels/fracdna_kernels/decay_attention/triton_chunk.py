@@ -29,7 +29,7 @@ from fracdna_kernels.decay_attention.triton_kernels import (
     sweep_kernel,
 )
 from fracdna_kernels.forms import accumulator, without_autocast
-from fracdna_kernels.pieces import Pieces, Rows, slots, tile_width
+from fracdna_kernels.pieces import Rows, slots, tile_width
 from fracdna_kernels.registration import operator
 from fracdna_kernels.triton_support import dense, on_device_of, types
 
@@ -44,32 +44,24 @@ class _Problem:
         self.G, self.K = q.shape[2:]
         self.rows = Rows(B, T, cu_seqlens, BT)
         self.pieces = self.rows.cut(segment)
-        self.scale = scale
+        self.split = self.rows.cuts(self.pieces)
+        self.sizes = {"H": self.H, "K": self.K, "scale": scale}
         self.per_key = g.ndim == 4
         self.exact = accumulator(v)
         self.types = types(v.dtype)
         self.kind = v.dtype
 
     @property
-    def split(self) -> bool:
-        """Whether some sequence may have more than one piece."""
-        return self.pieces.length < self.rows.T
-
-    @property
     def state_shape(self) -> tuple[int, int, int, int]:
         """Of one state of every sequence."""
         return (self.rows.N, self.H, self.K, self.V)
-
-    def geometry(self, pieces: Pieces) -> dict[str, object]:
-        """Arguments that say where pieces lie, and sizes."""
-        return {**self.rows.geometry(pieces), "H": self.H, "K": self.K, "scale": self.scale}
 
     def sweep(self, name: str, initial: Tensor | None, starts: Tensor | None) -> tuple[int, dict]:
         """Programs and arguments of a kernel that sweeps pieces by blocks of value columns."""
         chosen = launch(name, self.K, self.V, self.kind)
         blocks = -(-self.V // chosen["BV"])
         arguments = {
-            **self.geometry(self.pieces), **self.types, **chosen,
+            **self.rows.geometry(self.pieces), **self.sizes, **self.types, **chosen,
             # rows that fade_kernel made are those of every head
             "G": self.H if self.per_key else self.G, "V": self.V, "BLOCKS": blocks,
             "BK": tile_width(self.K) // chosen["PARTS"], "PER_KEY": self.per_key,
@@ -91,12 +83,10 @@ def _faded(
     writes = torch.empty_like(reads) if forward else reads
     pairs = v.new_empty(rows.B, rows.T, H, BT) if forward else reads
     totals = g.new_empty(rows.slots, H, problem.K, dtype=problem.exact)
-    chunks = rows.cut(BT)
-    geometry = problem.geometry(chunks)
-    del geometry["length"], geometry["chunks"]
-    fade_kernel[(chunks.count * H,)](
+    count, geometry = rows.of_chunks()
+    fade_kernel[(count * H,)](
         q, k, g, reads, writes, pairs, totals, G=problem.G, FORWARD=forward, **geometry,
-        **problem.types, **launch("fade", problem.K, problem.V, problem.kind),
+        **problem.sizes, **problem.types, **launch("fade", problem.K, problem.V, problem.kind),
     )  # fmt: skip
     return reads, writes, totals, pairs
 

@@ -241,11 +241,9 @@ def gradients(
     dq, dk = (blank(B, T, G, *shares, K, dtype=x.dtype if whole else exact) for x in (q, k))
     dg = blank(B, T, H, blocks, *g.shape[3:], dtype=g.dtype)
     dv = blank(v.shape)
-    chunks = rows.cut(CHUNK)
-    geometry = rows.geometry(chunks)
-    del geometry["length"], geometry["chunks"]
+    count, geometry = rows.of_chunks()
     with on_device_of(v):
-        gradient_kernel[(chunks.count * H * blocks,)](
+        gradient_kernel[(count * H * blocks,)](
             q, k, v, g, scale, states, adjoints, grad, dq, dk, dv, dg, **geometry, H=H, P=H // G,
             V=V, BLOCKS=blocks, K=K, PER_KEY=g.ndim == 4, EVEN=V % chosen["BV"] == 0,
             **types(v.dtype), **chosen,

@@ -30,7 +30,7 @@ from fracdna_kernels.delta_rule.triton_kernels import (
     prepare_kernel,
 )
 from fracdna_kernels.forms import accumulator
-from fracdna_kernels.pieces import Pieces, Rows, slots, tile_width
+from fracdna_kernels.pieces import Rows, slots, tile_width
 from fracdna_kernels.registration import operator
 from fracdna_kernels.triton_support import ceil_div, dense, on_device_of, types
 
@@ -43,22 +43,14 @@ class _Problem:
         self.K = k.shape[-1]
         self.rows = Rows(B, T, cu_seqlens, BT)
         self.pieces = self.rows.cut(segment)
+        self.split = self.rows.cuts(self.pieces)
         self.exact = accumulator(v)
         self.kind = v.dtype
         self.padded = tile_width(self.K)
 
-    @property
-    def split(self) -> bool:
-        """Whether some sequence may have more than one piece."""
-        return self.pieces.length < self.rows.T
-
     def states(self, count: int) -> tuple[int, int, int, int]:
         """The shape of so many states."""
         return (count, self.H, self.K, self.V)
-
-    def geometry(self, pieces: Pieces) -> dict[str, object]:
-        """Arguments that say where pieces lie, and sizes."""
-        return {**self.rows.geometry(pieces), "H": self.H, "K": self.K, "V": self.V}
 
     def sweep(self, name: str) -> tuple[int, dict[str, object]]:
         """Blocks of value columns and arguments of a kernel that sweeps pieces by them."""
@@ -66,7 +58,8 @@ class _Problem:
         blocks = ceil_div(self.V, chosen["BV"])
         tile = min(self.padded, chosen["BV"])
         return blocks, {
-            **self.geometry(self.pieces), **types(self.kind), **chosen, "BLOCKS": blocks,
+            **self.rows.geometry(self.pieces), **types(self.kind), **chosen,
+            "H": self.H, "K": self.K, "V": self.V, "BLOCKS": blocks,
             "TILES": self.padded // tile, "BK": tile, "FULL": self.padded == self.K,
             "EVEN": self.V % chosen["BV"] == 0,
         }  # fmt: skip
@@ -76,7 +69,6 @@ def _prepare(
     problem: _Problem, q: Tensor, k: Tensor, beta: Tensor, g: Tensor, scale: float, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What does not depend on the state, see prepare_kernel."""
-    chunks = problem.rows.cut(BT)
     count, H = problem.rows.slots, problem.H
     # some positions and slots of packed rows belong to no chunk
     blank = torch.empty if problem.rows.cu_seqlens is None else torch.zeros
@@ -84,13 +76,12 @@ def _prepare(
     inverses = blank(*q.shape[:3], BT, **kind) if keep else torch.empty(0, **kind)
     pairs = blank(count, H, 2, BT, BT, **kind)
     factors = blank(count, H, 2, BT, dtype=problem.exact, device=q.device)
-    geometry = problem.geometry(chunks)
-    for name in ("length", "chunks", "V"):
-        del geometry[name]
+    places, geometry = problem.rows.of_chunks()
     chosen = launch("prepare", problem.K, problem.V, problem.kind)
-    prepare_kernel[(chunks.count * H,)](
+    prepare_kernel[(places * H,)](
         q, k, beta, g, inverses, pairs, factors, scale=scale, KEEP=keep,
-        EVEN=problem.K % chosen["BK"] == 0, **geometry, **types(problem.kind), **chosen,
+        EVEN=problem.K % chosen["BK"] == 0, H=H, K=problem.K, **geometry, **types(problem.kind),
+        **chosen,
     )  # fmt: skip
     return inverses, pairs, factors
 

@@ -70,14 +70,10 @@ class _Problem:
         self.K = k.shape[-1]
         self.rows = Rows(B, T, cu_seqlens, BT)
         self.pieces = self.rows.cut(segment)
+        self.split = self.rows.cuts(self.pieces)
         self.exact = accumulator(v)
         self.kind = v.dtype
         self.sizes = {"H": self.H, "K": self.K, **types(v.dtype)}
-
-    @property
-    def split(self) -> bool:
-        """Whether some sequence may have more than one piece."""
-        return self.pieces.length < self.rows.T
 
     @property
     def state_shape(self) -> tuple[int, int, int, int]:
@@ -86,10 +82,8 @@ class _Problem:
 
     def of_chunks(self) -> tuple[int, dict[str, object]]:
         """Programs and arguments of a kernel that takes every chunk by itself."""
-        chunks = self.rows.cut(BT)
-        geometry = self.rows.geometry(chunks)
-        del geometry["length"], geometry["chunks"]
-        return chunks.count * self.H, geometry | self.sizes
+        count, geometry = self.rows.of_chunks()
+        return count * self.H, geometry | self.sizes
 
     def prepare(
         self, inputs: tuple[Tensor, ...], scale: float, *, backward: bool

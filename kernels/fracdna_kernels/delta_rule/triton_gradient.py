@@ -252,12 +252,10 @@ def gradients(
     blank = torch.empty_like if rows.cu_seqlens is None else torch.zeros_like
     grads = [blank(x) for x in (q, k, v, beta, g)]
     passed = [torch.empty_like(v) for _ in range(2)]
-    chunks = rows.cut(rows.chunk)
-    geometry = rows.geometry(chunks)
-    del geometry["length"], geometry["chunks"]
+    count, geometry = rows.of_chunks()
     chosen = gradient_launch(K, V, v.dtype)
     with on_device_of(v):
-        gradient_kernel[(chunks.count * H,)](
+        gradient_kernel[(count * H,)](
             q, k, v, beta, g, inverses, states, adjoints, grad, *grads, *passed, **geometry, H=H,
             V=V, scale=scale, K=K, EVEN=V % chosen["COLUMNS"] == 0, **types(v.dtype), **chosen,
         )  # fmt: skip

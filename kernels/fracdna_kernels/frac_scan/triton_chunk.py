@@ -27,7 +27,7 @@ from fracdna_kernels.frac_scan.triton_kernels import (
     sweep_kernel,
 )
 from fracdna_kernels.frac_scan.triton_step import step, step_
-from fracdna_kernels.pieces import Pieces, Rows, slots, tile_width
+from fracdna_kernels.pieces import Rows, slots, tile_width
 from fracdna_kernels.registration import operator
 from fracdna_kernels.triton_support import dense, on_device_of, types
 
@@ -42,33 +42,25 @@ class _Problem:
         self.M = log_tau.shape[0]
         self.rows = Rows(B, T, cu_seqlens, BT)
         self.pieces = self.rows.cut(segment)
+        self.split = self.rows.cuts(self.pieces)
         self.exact = accumulator(values)
         self.types = types(values.dtype)
         self.kind = values.dtype
         self.padded = {"M": self.M, "BM": tile_width(self.M)}
 
     @property
-    def split(self) -> bool:
-        """Whether some sequence may have more than one piece."""
-        return self.pieces.length < self.rows.T
-
-    @property
     def state_shape(self) -> tuple[int, int, int, int]:
         """Of one state of every sequence."""
         return (self.rows.N, self.H, self.M, self.V)
-
-    def geometry(self, pieces: Pieces) -> dict[str, object]:
-        """Arguments that say where pieces lie, and sizes."""
-        return {**self.rows.geometry(pieces), "H": self.H, "V": self.V}
 
     def sweep(self, name: str, initial: Tensor | None) -> tuple[int, dict]:
         """Programs and arguments of a kernel that sweeps pieces by blocks of value columns."""
         chosen = launch(name, self.M, self.V, self.kind)
         blocks = -(-self.V // chosen["BV"])
         arguments = {
-            **self.geometry(self.pieces), **self.padded, **self.types, **chosen,
-            "initial": initial, "BLOCKS": blocks, "INITIAL": initial is not None,
-            "EVEN": self.V % chosen["BV"] == 0,
+            **self.rows.geometry(self.pieces), "H": self.H, "V": self.V, **self.padded,
+            **self.types, **chosen, "initial": initial, "BLOCKS": blocks,
+            "INITIAL": initial is not None, "EVEN": self.V % chosen["BV"] == 0,
         }  # fmt: skip
         return self.pieces.count * self.H * blocks, arguments
 
@@ -184,13 +176,11 @@ def backward(
             read, grad, u, log_tau, ends=grad_initial, states=adjoints, REVERSE=True, LOCAL=False,
             **starts, **arguments,
         )  # fmt: skip
-        chunks = problem.rows.cut(BT)
         chosen = launch("gradient", problem.M, problem.V, problem.kind)
-        geometry = problem.geometry(chunks)
-        del geometry["length"], geometry["chunks"]
-        gradient_kernel[(chunks.count * problem.H,)](
+        count, geometry = problem.rows.of_chunks()
+        gradient_kernel[(count * problem.H,)](
             values, write, read, u, log_tau, states, adjoints, grad, *grads,
-            **geometry, **problem.padded, **problem.types, **chosen,
+            **geometry, H=problem.H, V=problem.V, **problem.padded, **problem.types, **chosen,
             EVEN=problem.V % chosen["BV"] == 0,
         )  # fmt: skip
     return grads[0], grads[1], grads[2], grads[3], grad_initial
