@@ -41,12 +41,13 @@ def small(length, **options):
     return make(NAME, length, **{"batch": 1, "heads": 1, "key": 16, "width": 8} | options)
 
 
-def check(inputs, dtype, **options):
+def check(inputs, dtype, slack=1.0, **options):
     """The fused form against the reference in float64 on the same inputs."""
     inputs = rounded(inputs, dtype)
     result = run(NAME, inputs, "triton", dtype, device=DEVICE, scale=0.5, **options)
     form = "reference" if inputs["v"].shape[1] < 1000 else "chunk"
-    assert_same(result, run(NAME, inputs, form, torch.float64, scale=0.5, **options), dtype)
+    exact = run(NAME, inputs, form, torch.float64, scale=0.5, **options)
+    assert_same(result, exact, dtype, slack)
     return result
 
 
@@ -194,7 +195,9 @@ def test_few_heads_are_cut_and_many_are_not():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [1000, 1024, 4101])
 def test_long_sequences_agree(length, kind, dtype):
-    check(make(NAME, length, batch=2, heads=2, key=64, width=64, kind=kind), dtype)
+    # nothing is forgotten: what a rounded correction wrote is still there a thousand corrections on
+    slack = 1.2 if (kind, dtype) == ("zero", torch.bfloat16) else 1.0
+    check(make(NAME, length, batch=2, heads=2, key=64, width=64, kind=kind), dtype, slack)
 
 
 @ON_GPU

@@ -96,8 +96,9 @@ def rounded(inputs, dtype):
     }
 
 
-def assert_same(result, reference, dtype):
+def assert_same(result, reference, dtype, slack=1.0):
+    """Every quantity within its tolerance, times a slack that the caller has a reason for."""
     for name, expected in reference.items():
         table = GRADIENT if name.startswith("d") else FORWARD
         error = relative_error(result[name].cpu(), expected)
-        assert error <= table[dtype], f"{name}: {error:.1e}"
+        assert error <= slack * table[dtype], f"{name}: {error:.1e}"
