@@ -1,5 +1,7 @@
 """`fracdna prepare`: the preparation package behind the command's configuration."""
 
+import sys
+
 from omegaconf import DictConfig, OmegaConf
 
 from fracdna.outcomes import FINE, ROW_PROBLEMS
@@ -15,12 +17,16 @@ def run(config: DictConfig) -> int:
         0, or 1 when some rows had problems; each has its status row.
 
     Raises:
-        InputError: refused input, before anything was written.
+        InputError: refused input; nothing is left written.
     """
     options = OmegaConf.to_container(config, resolve=True)
     for name in ("fasta", "output"):
         if options[name] is None:
             raise InputError(f"{name}= is not set; `fracdna prepare --help` shows an example")
-    summary = prepare(PrepareOptions(**options))
+    try:
+        summary = prepare(PrepareOptions(**options))
+    except KeyboardInterrupt:
+        print("what is finished is kept: the same command goes on with the rest", file=sys.stderr)
+        raise
     print(summary.describe())
     return ROW_PROBLEMS if summary.row_problems else FINE

@@ -1,97 +1,92 @@
-"""Building a genome store: checked first, then written beside its place and renamed once."""
+"""Building a genome store: read once, checked as it is read, renamed to its place at the end."""
 
 import contextlib
-import hashlib
 import logging
 import shutil
-import tempfile
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
-
-import numpy as np
-from tqdm import tqdm
 
 from fracdna_prep.errors import InputError
-from fracdna_prep.fasta import FastaReader, ScannedContig
-from fracdna_prep.files import atomic_directory, exclusive_lock, scratch_prefix
+from fracdna_prep.files import exclusive_lock, writing_refusals
+from fracdna_prep.partial_store import JOURNAL_FILE, PartialStore
 from fracdna_prep.progress import progress_bar
-from fracdna_prep.sources import (
-    AnnotatedReader,
-    ScannedSource,
-    describe_source,
-    open_source,
-    scan_sources,
-    source_paths,
-)
-from fracdna_prep.store_layout import (
-    BASES_FILE,
-    CODE_OF_LETTER,
-    RECORD_FILE,
-    ContigRecord,
-    StoreRecord,
-    content_checksum,
-)
+from fracdna_prep.sources import describe_source, size_of_source, source_paths
+from fracdna_prep.store_layout import RECORD_FILE, StoreRecord
 
 _LOG = logging.getLogger(__name__)
-_UPPER = np.arange(ord("A"), ord("Z") + 1)
 
 
-@dataclass(frozen=True)
-class StorePlan:
-    """A store that exists already, or sources that passed all checks and can be built.
+class StoreDraft:
+    """A store that exists already, or one that is whole but has not got its name yet.
 
     Attributes:
         directory: where the store is or will be.
         contigs: name to length, in the order of the sources.
-        scanned: the sources; empty when the store is there already.
     """
 
-    directory: Path
-    contigs: dict[str, int]
-    scanned: tuple[ScannedSource, ...]
+    def __init__(self, directory: Path, partial: PartialStore | None = None) -> None:
+        self.directory, self._partial = directory, partial
+        if partial is None:
+            contigs = StoreRecord.read(directory).contigs
+            self.contigs = {contig.name: contig.length for contig in contigs}
+        else:
+            self.contigs = partial.contigs
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to build."""
-        return not self.scanned
+        """Whether the store is there for everybody."""
+        return self._partial is None
+
+    def publish(self) -> None:
+        """Gives the store its name; without effect where it has it."""
+        if self._partial is None:
+            return
+        with writing_refusals(self.directory):
+            self._partial.finish()
+            self._partial.folder.rename(self.directory)
+            (self.directory / JOURNAL_FILE).unlink()
+        self._partial = None
 
 
-def plan_store(sources: Path | str | Iterable[Path | str], directory: Path | str) -> StorePlan:
-    """Everything about a build that can be refused, before anything is written.
+@contextlib.contextmanager
+def store_draft(
+    sources: Path | str | Iterable[Path | str], directory: Path | str, *, progress: bool = False
+) -> Iterator[StoreDraft]:
+    """Reads the sources into a folder that nobody sees; the block may look, refuse or publish.
+
+    A second builder waits until the block ends, and uses what was published. A block left by a
+    refusal leaves nothing behind; after any other end, be it Ctrl-C or SIGKILL, the next builder
+    of the same sources goes on with what is finished.
+
+    Args:
+        sources: FASTA, GenBank or EMBL files.
+        directory: of the store.
+        progress: show a progress bar.
 
     Raises:
-        InputError: unusable sources, or a folder that holds something else.
+        InputError: unusable sources, a folder that holds something else or cannot be written.
     """
     directory = Path(directory).absolute()
     paths = source_paths(sources)
+    for path in paths:
+        size_of_source(path)
     if _reusable(directory, paths):
-        contigs = StoreRecord.read(directory).contigs
-        return StorePlan(directory, {contig.name: contig.length for contig in contigs}, ())
-    scanned = tuple(scan_sources(paths))
-    contigs = {contig.name: contig.length for source in scanned for contig in source.contigs}
-    return StorePlan(directory, contigs, scanned)
-
-
-def build_store(plan: StorePlan, *, progress: bool = False) -> None:
-    """Builds the planned store; a second builder waits for the first and uses its result.
-
-    Raises:
-        InputError: the folder cannot be written, or a source changed after the plan was made.
-    """
-    if plan.complete:
+        yield StoreDraft(directory)
         return
-    directory = plan.directory
-    with exclusive_lock(directory.with_name(f".{directory.name}.lock")):
-        if _reusable(directory, [source.path for source in plan.scanned]):
+    lock = directory.with_name(f".{directory.name}.lock")
+    with _folders_removed_if_refused(directory.parent), exclusive_lock(lock):
+        if _reusable(directory, paths):
+            yield StoreDraft(directory)
             return
-        # Whoever holds the lock is the only builder, so older scratch folders have no owner.
-        for leftover in directory.parent.glob(f"{scratch_prefix(directory)}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
         _LOG.info("building the genome store %s", directory)
-        with atomic_directory(directory) as folder:
-            _write_store(plan, folder, progress)
+        with _partial_store(directory, paths) as partial:
+            _read(partial, directory, progress)
+            yield StoreDraft(directory, partial)
+
+
+def partial_folder(directory: Path) -> Path:
+    """Where the store of a folder grows until it is whole."""
+    return directory.with_name(f".{directory.name}.partial")
 
 
 def _reusable(directory: Path, paths: list[Path]) -> bool:
@@ -112,60 +107,43 @@ def _reusable(directory: Path, paths: list[Path]) -> bool:
     return True
 
 
-def _write_store(plan: StorePlan, folder: Path, progress: bool) -> None:
-    bar = progress_bar(sum(plan.contigs.values()), "genome store", progress)
-    contigs: list[ContigRecord] = []
-    with bar, (folder / BASES_FILE).open("wb") as bases:
-        for source in plan.scanned:
-            contigs += _store_source(source, folder, bases, bar)
-    sources = tuple(source.record for source in plan.scanned)
-    StoreRecord(content_checksum(contigs), tuple(contigs), sources).write(folder)
+@contextlib.contextmanager
+def _folders_removed_if_refused(folder: Path) -> Iterator[None]:
+    """Takes back the folders that had to be made where nothing came of it."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        yield
+    except InputError:
+        for place in missing:
+            with contextlib.suppress(OSError):
+                place.rmdir()
+        raise
 
 
-def _store_source(
-    source: ScannedSource, folder: Path, bases: BinaryIO, bar: tqdm
-) -> list[ContigRecord]:
+@contextlib.contextmanager
+def _partial_store(directory: Path, paths: list[Path]) -> Iterator[PartialStore]:
+    """The unfinished store; under the lock, because whoever holds it is the only builder."""
+    folder = partial_folder(directory)
+    with writing_refusals(directory):
+        # Those of earlier versions, with which nobody can go on.
+        for leftover in directory.parent.glob(f"{folder.name}-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial = PartialStore(folder, paths)
+    refused = False
+    try:
+        yield partial
+    except InputError:
+        refused = True
+        raise
+    finally:
+        if refused or not partial.worth_keeping:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read(partial: PartialStore, directory: Path, progress: bool) -> None:
+    total = partial.bytes_of_sources
     with (
-        tempfile.TemporaryDirectory(dir=folder) as scratch,
-        contextlib.closing(open_source(source.path, Path(scratch))) as reader,
+        writing_refusals(directory),
+        progress_bar(total, "genome store", progress, unit="B") as bar,
     ):
-        if not reader.next_way():
-            raise _changed(source.path)
-        return [_store_contig(source.path, reader, contig, bases, bar) for contig in source.contigs]
-
-
-def _changed(path: Path) -> InputError:
-    return InputError(f"{path} changed while it was read: start again when it rests")
-
-
-def _store_contig(
-    path: Path,
-    reader: FastaReader | AnnotatedReader,
-    contig: ScannedContig,
-    bases: BinaryIO,
-    bar: tqdm,
-) -> ContigRecord:
-    """Appends one contig, reading it another way as long as it differs from the first pass."""
-    offset = bases.tell()
-    while True:
-        digest, letters = hashlib.sha256(), np.zeros(256, dtype=np.int64)
-        for piece in reader.pieces(contig):
-            codes = piece.translate(CODE_OF_LETTER)
-            digest.update(codes)
-            letters += np.bincount(np.frombuffer(piece, dtype=np.uint8), minlength=256)
-            bases.write(codes)
-            bar.update(len(codes))
-        if digest.hexdigest() == contig.sha256:
-            return _contig_record(contig, offset, letters)
-        bar.update(offset - bases.tell())
-        bases.seek(offset)
-        bases.truncate()
-        if not reader.next_way():
-            raise _changed(path)
-
-
-def _contig_record(contig: ScannedContig, offset: int, letters: np.ndarray) -> ContigRecord:
-    lower = letters[_UPPER + 32]
-    either = letters[_UPPER] + lower
-    counts = {chr(_UPPER[i]): int(either[i]) for i in np.flatnonzero(either)}
-    return ContigRecord(contig.name, contig.length, offset, contig.sha256, counts, int(lower.sum()))
+        partial.read_sources(bar)

@@ -76,16 +76,21 @@ def compression_of(path: Path | str) -> Compression:
 
 
 @contextlib.contextmanager
-def open_unpacked(path: Path | str) -> Iterator[BinaryIO]:
+def open_unpacked(path: Path | str, raw: BinaryIO | None = None) -> Iterator[BinaryIO]:
     """The unpacked bytes of a file, behind its byte order mark where it has one.
+
+    Args:
+        path: the file.
+        raw: the same file, opened already; it stays open.
 
     Raises:
         InputError: unreadable, truncated, damaged or packed in another way; also while reading.
     """
     packed = compression_of(path) is not Compression.PLAIN
-    with reading_refusals(path):
-        opener = gzip.open if packed else open
-        with opener(path, "rb") as file:
-            if file.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
-                file.seek(0)
-            yield file
+    with contextlib.ExitStack() as opened, reading_refusals(path):
+        if raw is None:
+            raw = opened.enter_context(Path(path).open("rb"))
+        file = opened.enter_context(gzip.GzipFile(fileobj=raw)) if packed else raw
+        if file.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
+            file.seek(0)
+        yield file

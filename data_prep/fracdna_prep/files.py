@@ -6,13 +6,14 @@ import fcntl
 import hashlib
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from fracdna_prep.errors import InputError
 
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+# handles of the locks that this process holds
+_HELD: set[int] = set()
 _NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
@@ -119,30 +120,13 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def atomic_directory(path: Path | str) -> Iterator[Path]:
-    """A temporary folder beside `path`, renamed to it when the block ends well, removed otherwise.
+def remove_leftovers(folder: Path, pattern: str) -> None:
+    """Removes what writers of files like `pattern` left when they were killed.
 
-    Raises:
-        InputError: `path` exists and is not an empty folder, or cannot be written.
+    Whoever calls this holds a lock that keeps other writers of such files away.
     """
-    path = Path(path)
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise InputError(f"{path} exists already: remove it or name another folder")
-    temporary = path.with_name(f"{scratch_prefix(path)}{secrets.token_hex(4)}")
-    with writing_refusals(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.mkdir()
-            yield temporary
-            temporary.rename(path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def scratch_prefix(path: Path) -> str:
-    """How the temporary folders of atomic_directory(path) begin."""
-    return f".{path.name}.partial-"
+    for leftover in folder.glob(f".{'[0-9a-f]' * 8}.{pattern}"):
+        leftover.unlink()
 
 
 @contextlib.contextmanager
@@ -160,11 +144,25 @@ def exclusive_lock(path: Path | str, *, wait: bool = True) -> Iterator[None]:
     with writing_refusals(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = _locked_handle(path, wait)
+    _HELD.add(handle)
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        if handle in _HELD:  # not in a process that was forked meanwhile
+            _HELD.remove(handle)
+            with contextlib.suppress(OSError):  # a folder that has become read-only
+                path.unlink()
+            os.close(handle)
+
+
+def _leave_locks_to_the_parent() -> None:
+    """A forked process shares its parent's locks, and would keep them when the parent is killed."""
+    for handle in _HELD:
         os.close(handle)
+    _HELD.clear()
+
+
+os.register_at_fork(after_in_child=_leave_locks_to_the_parent)
 
 
 def _locked_handle(path: Path, wait: bool) -> int:

@@ -1,15 +1,14 @@
-import hashlib
 import mmap
 import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
 
-from fracdna_prep.build_store import build_store, plan_store
-from fracdna_prep.composition import prefix_counts
+from fracdna_prep.build_store import store_draft
+from fracdna_prep.composition import count_n_and_masked
 from fracdna_prep.compression import reading_refusals
 from fracdna_prep.errors import InputError
 from fracdna_prep.interval import Interval
@@ -21,12 +20,12 @@ from fracdna_prep.store_layout import (
     StoreRecord,
     content_checksum,
     id_tables,
+    sha256_of_next,
 )
 from fracdna_prep.vocabulary import DNA
 from fracdna_prep.wording import listed
 
 _FORWARD_IDS, _REVERSE_IDS = id_tables(DNA)
-_BLOCK = 1 << 20
 
 
 class GenomeStore:
@@ -58,16 +57,17 @@ class GenomeStore:
     ) -> Self:
         """Builds the store of one or several FASTA, GenBank or EMBL files, or reuses it.
 
-        A second builder of the same folder waits for the first. Nothing is written beside the
-        sources, and `directory` appears only when it is complete.
+        Every source is read once. A second builder of the same folder waits for the first. Nothing
+        is written beside the sources, and `directory` appears only when it is complete; a build
+        that was killed is gone on with by the next one.
 
         Raises:
             InputError: unusable sources, a folder that cannot be written, or one that holds the
                 store of other sources.
         """
-        plan = plan_store(sources, directory)
-        build_store(plan, progress=progress)
-        return cls(plan.directory)
+        with store_draft(sources, directory, progress=progress) as draft:
+            draft.publish()
+        return cls(directory)
 
     @property
     def directory(self) -> Path:
@@ -151,11 +151,9 @@ class GenomeStore:
         Returns:
             two (K,) int64 arrays.
         """
-        record = self._contig(contig)
-        points, where = np.unique(np.concatenate([starts, ends]), return_inverse=True)
-        totals = prefix_counts(self._directory / BASES_FILE, record, points)
-        counts = totals[:, where[len(starts) :]] - totals[:, where[: len(starts)]]
-        return counts[0], counts[1]
+        path = self._directory / BASES_FILE
+        n_count, masked = count_n_and_masked(path, self._contig(contig), starts, ends)
+        return n_count, masked
 
     def verify(self) -> str:
         """Reads the whole store again and returns its checksum.
@@ -166,7 +164,7 @@ class GenomeStore:
         with (self._directory / BASES_FILE).open("rb") as file:
             for contig in self._record.contigs:
                 file.seek(contig.offset)
-                if _digest(file, contig.length) != contig.sha256:
+                if sha256_of_next(file, contig.length) != contig.sha256:
                     raise InputError(
                         f"{self._directory / BASES_FILE} is damaged in contig {contig.name!r}: "
                         "remove the store and build it again"
@@ -238,10 +236,3 @@ def _check_size(path: Path, length: int) -> None:
         raise InputError(
             f"{path} has {size} bytes instead of {length}: remove the store and build it again"
         )
-
-
-def _digest(file: BinaryIO, length: int) -> str:
-    digest = hashlib.sha256()
-    for start in range(0, length, _BLOCK):
-        digest.update(file.read(min(_BLOCK, length - start)))
-    return digest.hexdigest()

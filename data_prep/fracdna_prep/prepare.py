@@ -3,19 +3,30 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
-from fracdna_prep.build_store import build_store, plan_store
+from fracdna_prep.bed import read_bed
+from fracdna_prep.build_store import store_draft
 from fracdna_prep.compression import reading_refusals
 from fracdna_prep.errors import InputError
-from fracdna_prep.files import atomic_file, check_writable, sha256_file, writing_refusals
+from fracdna_prep.files import (
+    atomic_file,
+    check_writable,
+    exclusive_lock,
+    remove_leftovers,
+    sha256_file,
+    writing_refusals,
+)
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.interval import Interval
 from fracdna_prep.options import PrepareOptions
+from fracdna_prep.progress import progress_bar
 from fracdna_prep.rows import Rows, read_rows
 from fracdna_prep.summary import (
     PreparationSummary,
@@ -27,14 +38,17 @@ from fracdna_prep.summary import (
 from fracdna_prep.tables import (
     INTERVAL_COLUMNS,
     VERSION,
-    WindowTable,
     read_metadata,
     read_table,
+    verify_windows,
     write_table,
 )
-from fracdna_prep.window_plan import WindowPlan, check_rows, fill_table, plan_windows
+from fracdna_prep.tally import Tally, tally_windows
+from fracdna_prep.window_files import Batch, write_windows
+from fracdna_prep.window_plan import check_rows, check_windows, window_batches
 
 _INTERVALS_FILE = "intervals.parquet"
+_LOCK_FILE = ".prepare.lock"
 SUMMARY_FILE = "summary.json"
 # short contigs are padded up to a window, but not to one of any size
 _LONGEST_PADDED = 1 << 24
@@ -44,26 +58,30 @@ def prepare(options: PrepareOptions) -> PreparationSummary:
     """Prepares a genome for training and evaluation.
 
     Writes into the output folder the genome store, intervals.parquet, one windows-<L>.parquet a
-    length and, last of all, summary.json. A run that was interrupted goes on with what is
-    complete; a run with other options replaces the tables.
+    length and, last of all, summary.json. A run that was interrupted or killed goes on with what
+    is complete, contigs of an unfinished store included; a run with other options replaces the
+    tables. A second run on the same folder waits for the first.
 
     Raises:
-        InputError: anything that can be known before the work; then nothing has been written.
+        InputError: whatever can be known from the inputs; then nothing is left written.
     """
     options.check()
     check_writable(options.output)
-    store_plan = plan_store(options.fasta, options.store_directory)
-    rows = read_rows(options, store_plan.contigs)
-    if not len(rows):
-        raise InputError(f"{options.fasta} holds no base")
-    _check_lengths(options.lengths, store_plan.contigs)
-    shared_bases = check_rows(rows, allow=options.allow_split_overlap)
-    if not store_plan.complete:
-        check_writable(store_plan.directory)
-    plans = [plan_windows(rows, length, options) for length in options.lengths]
-    build_store(store_plan, progress=options.progress)
-    store = GenomeStore(store_plan.directory)
-    return _write(options, store, rows, plans, shared_bases)
+    bed = None if options.intervals is None else read_bed(options.intervals)
+    with store_draft(options.fasta, options.store_directory, progress=options.progress) as draft:
+        rows = read_rows(options, draft.contigs, bed)
+        if not len(rows):
+            raise InputError(f"{options.fasta} holds no base")
+        _check_lengths(options.lengths, draft.contigs)
+        shared = check_rows(rows, allow=options.allow_split_overlap)
+        shared_by_length = {
+            length: check_windows(rows, length, options) for length in options.lengths
+        }
+        draft.publish()
+    store = GenomeStore(options.store_directory)
+    output = Path(options.output).absolute()
+    with exclusive_lock(output / _LOCK_FILE):
+        return _write(options, store, rows, shared, shared_by_length)
 
 
 def windows_path(output: Path | str, length: int) -> Path:
@@ -158,8 +176,8 @@ def _write(
     options: PrepareOptions,
     store: GenomeStore,
     rows: Rows,
-    plans: list[WindowPlan],
     shared_bases: int,
+    shared_by_length: Mapping[int, int],
 ) -> PreparationSummary:
     output = Path(options.output).absolute()
     metadata = _metadata(options, store, rows)
@@ -167,24 +185,30 @@ def _write(
     with writing_refusals(output):
         (output / SUMMARY_FILE).unlink(missing_ok=True)
         removed = _remove_foreign_tables(output, metadata["inputs_hash"])
+        remove_leftovers(output, "windows-*.parquet")
     own = {"contigs": store.contigs, "split_overlap_bases": shared_bases}
     _write_intervals(output / _INTERVALS_FILE, rows, {**metadata, **own})
-    tables = []
-    for plan in plans:
-        path = windows_path(output, plan.length)
-        tables.append(_table(path, plan, rows, store, options, metadata))
-    earlier = _earlier_tables(output, tables, metadata["inputs_hash"])
+    tables: dict[Path, Tally] = {}
+    for length, shared in shared_by_length.items():
+        path = windows_path(output, length)
+        own = {"length": length, "split_overlap_bases": shared}
+        _make_table(path, rows, length, store, options, {**metadata, **own})
+        tables[path] = tally_windows(path, rows)
+    earlier = {
+        path: tally_windows(path, rows)
+        for path in _earlier_tables(output, tables, metadata["inputs_hash"])
+    }
     source = None if options.intervals is None else str(options.intervals)
     summary = PreparationSummary(
         output=str(output),
         genome=summarise_genome(store, output),
         intervals=summarise_intervals(rows, source, shared_bases),
         windows=[
-            *(summarise_windows(table, rows) for table in tables),
-            *(summarise_windows(table, rows, earlier=True) for table in earlier),
+            summarise_windows(path, tally, rows, earlier=path in earlier)
+            for path, tally in (tables | earlier).items()
         ],
         removed=removed,
-        row_problems=count_row_problems(rows, tables),
+        row_problems=count_row_problems(rows, tables.values()),
         options=options.plain(),
     )
     with atomic_file(output / SUMMARY_FILE) as temporary:
@@ -211,7 +235,7 @@ def _metadata(options: PrepareOptions, store: GenomeStore, rows: Rows) -> dict[s
     }
     return {
         "genome_checksum": store.checksum,
-        "sources": store.metadata["sources"],
+        "sources": [asdict(source) for source in store.record.sources],
         "files": files,
         "policy": options.policy,
         "seed": options.seed,
@@ -232,16 +256,12 @@ def _remove_foreign_tables(output: Path, inputs_hash: str) -> list[str]:
     return removed
 
 
-def _earlier_tables(output: Path, made: list[WindowTable], inputs_hash: str) -> list[WindowTable]:
+def _earlier_tables(output: Path, made: Container[Path], inputs_hash: str) -> list[Path]:
     """Tables of other lengths that earlier runs made from the same inputs and options."""
-    tables = []
-    for path in sorted(set(output.glob("windows-*.parquet")) - {table.path for table in made}):
-        if read_metadata(path).get("inputs_hash") != inputs_hash:
-            continue
-        # A damaged one is no part of the preparation; whoever reads it is told.
-        with contextlib.suppress(InputError):
-            tables.append(WindowTable.read(path))
-    return sorted(tables, key=lambda table: table.length)
+    found = [path for path in output.glob("windows-*.parquet") if path not in made]
+    # A damaged one is no part of the preparation; whoever reads it is told.
+    whole = [path for path in found if _is_whole(path, inputs_hash)]
+    return sorted(whole, key=lambda path: read_metadata(path)["length"])
 
 
 def _write_intervals(path: Path, rows: Rows, metadata: dict[str, Any]) -> None:
@@ -258,18 +278,38 @@ def _write_intervals(path: Path, rows: Rows, metadata: dict[str, Any]) -> None:
     write_table(path, INTERVAL_COLUMNS, columns, metadata)
 
 
-def _table(
+def _make_table(
     path: Path,
-    plan: WindowPlan,
     rows: Rows,
+    length: int,
     store: GenomeStore,
     options: PrepareOptions,
     metadata: dict[str, Any],
-) -> WindowTable:
-    """The table of one length: the one that an earlier run finished, or a new one."""
-    if read_metadata(path).get("inputs_hash") == metadata["inputs_hash"]:
-        # One that was changed or damaged meanwhile is made again.
-        with contextlib.suppress(InputError):
-            return WindowTable.read(path)
-    own = {**metadata, "length": plan.length, "split_overlap_bases": plan.shared_bases}
-    return fill_table(plan, rows, store, options.max_n_fraction, own).write(path)
+) -> None:
+    """Writes the table of one length where no earlier run has finished it."""
+    if _is_whole(path, metadata["inputs_hash"]):
+        return
+    starts, ends = rows.clipped()
+    total = int(np.maximum(ends - starts, 0).sum())
+    with progress_bar(total, f"windows of {length:,}", options.progress) as bar:
+        batches = window_batches(rows, length, store, options)
+        write_windows(path, _counting(batches, rows, bar), metadata)
+
+
+def _counting(batches: Iterator[Batch], rows: Rows, bar: tqdm) -> Iterator[Batch]:
+    """Moves the bar on by the bases of the rows of each batch."""
+    starts, ends = rows.clipped()
+    widths = np.maximum(ends - starts, 0)
+    for batch in batches:
+        yield batch
+        bar.update(int(widths[batch["row"][0] : batch["row"][-1] + 1].sum()))
+
+
+def _is_whole(path: Path, inputs_hash: str) -> bool:
+    """Whether a table was made from some inputs and is as it was written."""
+    if read_metadata(path).get("inputs_hash") != inputs_hash:
+        return False
+    with contextlib.suppress(InputError):
+        verify_windows(path)
+        return True
+    return False

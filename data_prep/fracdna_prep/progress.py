@@ -1,4 +1,4 @@
-"""The one look of all progress bars: they count bases."""
+"""The one look of all progress bars: they count bases, or bytes of files."""
 
 import sys
 
@@ -9,19 +9,20 @@ _ON_TERMINAL_SECONDS = 0.1
 _IN_LOG_SECONDS = 15.0
 
 
-def progress_bar(total: int, name: str, shown: bool = True) -> tqdm:
-    """A progress bar on stderr over bases; as a context manager it closes itself.
+def progress_bar(total: int, name: str, shown: bool = True, unit: str = "base") -> tqdm:
+    """A progress bar on stderr, with rate and time left; as a context manager it closes itself.
 
     Args:
-        total: bases.
+        total: bases, or whatever the unit is.
         name: what is being done.
         shown: false makes a bar that shows nothing.
+        unit: what is counted.
     """
     seconds = _ON_TERMINAL_SECONDS if sys.stderr.isatty() else _IN_LOG_SECONDS
     return tqdm(
         total=total,
         desc=name,
-        unit="base",
+        unit=unit,
         unit_scale=True,
         dynamic_ncols=True,
         mininterval=seconds,

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from fracdna_prep.bed import BedTable, read_bed
+from fracdna_prep.bed import BedTable
 from fracdna_prep.blocks import BlockPlan, BlockRequest, plan_blocks
 from fracdna_prep.names import NameReport, match_names, require_names
 from fracdna_prep.options import PrepareOptions
@@ -60,6 +61,18 @@ class Rows:
         """(R,) bool: rows that windows are made from."""
         return self.problems == OK
 
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """(R,) where the contig of each row begins when all contigs lie end to end."""
+        begins: dict[str, int] = {}
+        total = 0
+        for name, length in zip(self.contigs, self.contig_lengths.tolist(), strict=True):
+            if name not in begins:
+                begins[name] = total
+                # one more, so that no two contigs touch
+                total += length + 1
+        return np.array([begins[name] for name in self.contigs], dtype=np.int64)
+
     def clipped(self) -> tuple[np.ndarray, np.ndarray]:
         """Starts and ends, (R,) each, no further than the contig reaches."""
         return np.maximum(self.starts, 0), np.minimum(self.ends, self.contig_lengths)
@@ -73,15 +86,19 @@ class Rows:
         ]
 
 
-def read_rows(options: PrepareOptions, contigs: Mapping[str, int]) -> Rows:
+def read_rows(options: PrepareOptions, contigs: Mapping[str, int], bed: BedTable | None) -> Rows:
     """The rows to prepare, from the BED or from the genome itself.
 
+    Args:
+        options: what is asked for.
+        contigs: of the genome, name to length.
+        bed: the input intervals; None without any.
+
     Raises:
-        InputError: an unreadable BED, names that the genome lacks, or a split that cannot be made.
+        InputError: names that the genome lacks, or a split that cannot be made.
     """
-    if options.intervals is None:
+    if bed is None:
         return _rows_of_genome(options, contigs)
-    bed = read_bed(options.intervals)
     names, report = _names_in_genome(bed, contigs, options.rename)
     rule = options.split
     if rule == "auto":

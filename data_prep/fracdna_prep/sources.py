@@ -1,25 +1,17 @@
-"""The files a genome store is built from: FASTA, or GenBank and EMBL records."""
+"""The files a genome store is built from, each read once: FASTA, or GenBank and EMBL records."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from fracdna_prep.compression import compression_of, reading_refusals
+from fracdna_prep.compression import compression_of, open_unpacked, reading_refusals
 from fracdna_prep.errors import InputError
-from fracdna_prep.fasta import PIECE, FastaReader, ScannedContig, scan_fasta
+from fracdna_prep.fasta import count_letters, read_fasta
 from fracdna_prep.files import sha256_file
 from fracdna_prep.records import is_annotated, read_records
-from fracdna_prep.store_layout import CODE_OF_LETTER, REFUSED, SourceRecord
+from fracdna_prep.store_layout import CODE_OF_LETTER, REFUSED, Piece, RecordStart, SourceRecord
 
-
-@dataclass(frozen=True)
-class ScannedSource:
-    """One source file after the first pass: what it is, and the records in it."""
-
-    path: Path
-    record: SourceRecord
-    contigs: tuple[ScannedContig, ...]
+_BLOCK = 1 << 20
 
 
 def source_paths(sources: Path | str | Iterable[Path | str]) -> list[Path]:
@@ -49,64 +41,98 @@ def describe_source(path: Path) -> SourceRecord:
         return SourceRecord(path.name, path.stat().st_size, sha256_file(path), str(compression))
 
 
-def scan_sources(paths: Iterable[Path]) -> list[ScannedSource]:
-    """The first pass over all files; nothing is stored.
+def size_of_source(path: Path) -> int:
+    """Bytes of one file on disk; what its first and last bytes tell is refused.
 
     Raises:
-        InputError: whatever makes one of them unusable, or a contig name found in two of them.
+        InputError: unreadable, truncated or packed in a foreign way.
     """
-    scanned, owner = [], {}
-    for path in paths:
-        contigs = _scan_annotated(path) if is_annotated(path) else scan_fasta(path)
-        for contig in contigs:
-            if contig.name in owner:
-                raise InputError(
-                    f"{path} and {owner[contig.name]} both hold a record called "
-                    f"{contig.name!r}: give each record its own name"
-                )
-            owner[contig.name] = path
-        scanned.append(ScannedSource(path, describe_source(path), tuple(contigs)))
-    return scanned
+    compression_of(path)
+    with reading_refusals(path):
+        return path.stat().st_size
 
 
-def _scan_annotated(path: Path) -> list[ScannedContig]:
-    contigs = []
+class HashedFile:
+    """A file whose bytes are hashed as they are read, each once, however often it is read."""
+
+    def __init__(self, path: Path) -> None:
+        with reading_refusals(path):
+            self._file = path.open("rb")
+        self._digest = hashlib.sha256()
+        self.hashed = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """As of any file."""
+        start = self._file.tell()
+        block = self._file.read(size)
+        new = start + len(block) - self.hashed
+        if new > 0:
+            self._digest.update(memoryview(block)[-new:])
+            self.hashed += new
+        return block
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        """As of any file; what is passed over has to be hashed already."""
+        return self._file.seek(position, whence)
+
+    def tell(self) -> int:
+        """As of any file."""
+        return self._file.tell()
+
+    def hash_until(self, end: int) -> str:
+        """Hashes what is missing of the first `end` bytes and goes back to the first.
+
+        Returns:
+            their SHA-256.
+        """
+        self._file.seek(self.hashed)
+        while self.hashed < end and self.read(min(_BLOCK, end - self.hashed)):
+            pass
+        self._file.seek(0)
+        return self.sha256
+
+    @property
+    def sha256(self) -> str:
+        """Of the bytes from the beginning to the furthest that was read."""
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def read_source(
+    path: Path, raw: HashedFile, position: int = 0, line: int = 1
+) -> Iterator[RecordStart | Piece]:
+    """The records of one source, from its beginning or from a record; afterwards all is hashed.
+
+    Args:
+        path: the file.
+        raw: the same file.
+        position: where a record of a FASTA begins, in unpacked bytes.
+        line: the number of the line there.
+
+    Raises:
+        InputError: whatever makes the source unusable.
+    """
+    if is_annotated(path):
+        yield from _read_annotated(path)
+    else:
+        with open_unpacked(path, raw) as file:
+            if position:
+                file.seek(position)
+            yield from read_fasta(path, file, position or file.tell(), line)
+    raw.hash_until(size_of_source(path))
+
+
+def _read_annotated(path: Path) -> Iterator[RecordStart | Piece]:
     for record in read_records(path):
-        codes = record.sequence.encode("latin-1", "replace").translate(CODE_OF_LETTER)
+        sequence = record.sequence.encode("latin-1", "replace")
+        codes = sequence.translate(CODE_OF_LETTER)
         if REFUSED in codes:
             raise InputError(
                 f"{path}: record {record.name!r} holds "
                 f"{record.sequence[codes.index(REFUSED)]!r}, which is not a nucleotide letter"
             )
-        contigs.append(ScannedContig(record.name, len(codes), hashlib.sha256(codes).hexdigest()))
-    return contigs
-
-
-class AnnotatedReader:
-    """The sequences of a GenBank or EMBL file, with the methods of FastaReader."""
-
-    def __init__(self, path: Path) -> None:
-        self._ways = iter([path])
-        self._sequences: dict[str, str] = {}
-
-    def next_way(self) -> bool:
-        """Reads the file; true the first time only."""
-        for path in self._ways:
-            self._sequences = {record.name: record.sequence for record in read_records(path)}
-            return True
-        return False
-
-    def pieces(self, contig: ScannedContig) -> Iterator[bytes]:
-        """The letters of one record, in pieces."""
-        sequence = self._sequences[contig.name]
-        for start in range(0, contig.length, PIECE):
-            yield sequence[start : start + PIECE].encode()
-
-    def close(self) -> None:
-        """Forgets the sequences."""
-        self._sequences = {}
-
-
-def open_source(path: Path, scratch: Path) -> FastaReader | AnnotatedReader:
-    """A reader of one source; FASTA readers put their index into the folder `scratch`."""
-    return AnnotatedReader(path) if is_annotated(path) else FastaReader(path, scratch)
+        yield RecordStart(record.name, None, 1)
+        yield Piece(codes, count_letters(sequence))

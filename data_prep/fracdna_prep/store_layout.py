@@ -3,8 +3,9 @@
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -21,6 +22,7 @@ CODED_LETTERS = "ACGTN"
 N_CODE = 4
 SOFT_MASKED = 0x80
 REFUSED = 0xFF
+_BLOCK = 1 << 20
 
 
 def _code_of_letter() -> bytes:
@@ -41,6 +43,29 @@ def id_tables(vocabulary: Vocabulary) -> tuple[bytes, bytes]:
     for code, identifier in enumerate((*vocabulary.bases, vocabulary.n)):
         forward[[code, code | SOFT_MASKED]] = identifier
     return forward.tobytes(), vocabulary.complement[forward].tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordStart:
+    """A record of a source begins.
+
+    Attributes:
+        name: up to the first blank.
+        position: in unpacked bytes; None where reading cannot begin in the middle.
+        line: its number, from 1.
+    """
+
+    name: str
+    position: int | None
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a record: bytes as a store holds them, and (256,) counts of the source's bytes."""
+
+    codes: bytes
+    letters: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -94,7 +119,10 @@ class StoreRecord:
             "version": VERSION,
             "length": self.length,
             "encoding": f"low bits: position in {CODED_LETTERS}; top bit: soft mask",
-            **asdict(self),
+            "checksum": self.checksum,
+            # Not asdict, which copies every value: a draft assembly has contigs by the million.
+            "contigs": [vars(contig) for contig in self.contigs],
+            "sources": [vars(source) for source in self.sources],
         }
         (directory / RECORD_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
@@ -136,4 +164,12 @@ def content_checksum(contigs: Iterable[ContigRecord]) -> str:
     digest = hashlib.sha256(f"{FORMAT} {VERSION}\n".encode())
     for contig in sorted(contigs, key=lambda contig: contig.name):
         digest.update(f"{contig.name}\t{contig.length}\t{contig.sha256}\n".encode())
+    return digest.hexdigest()
+
+
+def sha256_of_next(file: BinaryIO, length: int) -> str:
+    """The SHA-256 of the next `length` bytes of a file."""
+    digest = hashlib.sha256()
+    for start in range(0, length, _BLOCK):
+        digest.update(file.read(min(_BLOCK, length - start)))
     return digest.hexdigest()

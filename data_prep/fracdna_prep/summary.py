@@ -1,6 +1,7 @@
 """What a preparation read, dropped and why: as plain values for JSON, and as text."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from fracdna_prep.blocks import BlockPlan
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.rows import Rows
 from fracdna_prep.store_layout import CODED_LETTERS
-from fracdna_prep.tables import WindowTable
-from fracdna_prep.window_plan import Coverage, coverage_of
+from fracdna_prep.tables import read_metadata
+from fracdna_prep.tally import Tally
 from fracdna_prep.wording import counted, with_rest
 
 _SHOWN = 10
@@ -218,44 +219,37 @@ def summarise_intervals(rows: Rows, source: str | None, shared_bases: int) -> In
     )
 
 
-def summarise_windows(table: WindowTable, rows: Rows, *, earlier: bool = False) -> WindowSummary:
-    """Counts the windows of one table by status, split and row."""
-    usable = table.usable()
-    coverage = coverage_of(table, rows)
-    per_row = coverage.per_row
-    spread = (int(per_row.min()), float(np.median(per_row)), int(per_row.max()))
+def summarise_windows(path: Path, tally: Tally, rows: Rows, *, earlier: bool) -> WindowSummary:
+    """What is told of one window table."""
+    metadata, coverage, per_row = read_metadata(path), tally.coverage, tally.per_row
     return WindowSummary(
-        length=table.length,
-        table=table.path.name,
-        content_hash=table.content_hash,
-        windows=len(table),
-        by_status=dict(Counter(table.status.tolist())),
-        usable_by_split=dict(Counter(table.split[usable].tolist())),
-        n_fraction=_mean(table.n_fraction[usable]),
-        masked_fraction=_mean(table.masked_fraction[usable]),
-        windows_per_row=spread,
+        length=metadata["length"],
+        table=path.name,
+        content_hash=metadata["content_hash"],
+        windows=tally.windows,
+        by_status=tally.by_status,
+        usable_by_split=tally.usable_by_split,
+        n_fraction=tally.n_fraction,
+        masked_fraction=tally.masked_fraction,
+        windows_per_row=(int(per_row.min()), float(np.median(per_row)), int(per_row.max())),
         rows=len(rows),
-        first_rows=_first_rows(table, rows, coverage),
+        first_rows=_first_rows(tally, rows),
         rows_without_windows=int((per_row == 0).sum()),
         bases=coverage.bases,
         unused_bases=coverage.bases - coverage.covered,
         unused_stretches=coverage.unused_stretches,
         first_unused=list(coverage.first_unused),
-        shared_bases=int(table.metadata["split_overlap_bases"]),
+        shared_bases=int(metadata["split_overlap_bases"]),
         earlier=earlier,
     )
 
 
-def count_row_problems(rows: Rows, tables: list[WindowTable]) -> int:
+def count_row_problems(rows: Rows, tallies: Iterable[Tally]) -> int:
     """Rows that are dropped or clipped, or have no readable window in one of the tables."""
     problem = np.array([status != "ok" for status in rows.statuses()])
-    for table in tables:
-        problem |= np.bincount(table.row[table.usable()], minlength=len(rows)) == 0
+    for tally in tallies:
+        problem |= tally.per_row == 0
     return int(problem.sum())
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else 0.0
 
 
 def _summarise_blocks(blocks: BlockPlan) -> BlockSummary:
@@ -272,16 +266,12 @@ def _place(rows: Rows, row: int) -> str:
     return f"row {row:,}: {rows.contigs[row]} {rows.starts[row]:,}-{rows.ends[row]:,}"
 
 
-def _first_rows(table: WindowTable, rows: Rows, coverage: Coverage) -> list[str]:
+def _first_rows(tally: Tally, rows: Rows) -> list[str]:
     shown = []
-    usable = table.usable()
-    for row in range(min(len(rows), _SHOWN)):
-        low, high = np.searchsorted(table.row[usable], [row, row + 1])
-        windows = usable[low:high]
-        text = f"{_place(rows, row)}: {counted(int(coverage.per_row[row]), 'window')}"
-        if len(windows):
-            text += f" from {table.start[windows].min():,} to {table.end[windows].max():,}"
-        shown.append(text)
+    for row, (start, end) in enumerate(tally.extents):
+        windows = int(tally.per_row[row])
+        text = f"{_place(rows, row)}: {counted(windows, 'window')}"
+        shown.append(f"{text} from {start:,} to {end:,}" if windows else text)
     return shown
 
 

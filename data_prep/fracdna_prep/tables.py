@@ -3,11 +3,11 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +20,11 @@ from fracdna_prep.interval import Interval
 from fracdna_prep.splits import canonical_split
 
 VERSION = 1
+WINDOWS_FORMAT = f"fracdna windows {VERSION}"
 _METADATA_KEY = b"fracdna"
-_TEXT = pa.dictionary(pa.int32(), pa.string())
+# Apart from the others, because it is known only when all rows are written.
+HASH_KEY = b"fracdna_content_hash"
+TEXT = pa.dictionary(pa.int32(), pa.string())
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,23 @@ class Column:
     meaning: str
 
 
+class Texts(NamedTuple):
+    """A column of few distinct texts: (W,) positions in `words`, which may hold more of them."""
+
+    codes: np.ndarray
+    words: Sequence[str]
+
+
 WINDOW_COLUMNS = (
     Column("row", pa.int64(), "index", "row of intervals.parquet that the window was made from"),
-    Column("contig", _TEXT, "text", "contig name as in the genome"),
+    Column("contig", TEXT, "text", "contig name as in the genome"),
     Column("start", pa.int64(), "base, from 0", "first base of the window on the contig"),
     Column("end", pa.int64(), "base, from 0", "behind the last base of the window on the contig"),
-    Column("strand", _TEXT, "+ or -", "strand of the interval"),
-    Column("split", _TEXT, "text", "train, valid, test or none"),
+    Column("strand", TEXT, "+ or -", "strand of the interval"),
+    Column("split", TEXT, "text", "train, valid, test or none"),
     Column("n_fraction", pa.float64(), "0 to 1", "share of N; NaN where nothing can be read"),
     Column("masked_fraction", pa.float64(), "0 to 1", "share of soft-masked bases; likewise"),
-    Column("status", _TEXT, "text", "ok, shifted, padded, or dropped and why"),
+    Column("status", TEXT, "text", "ok, shifted, padded, or dropped and why"),
     Column("shift", pa.int64(), "bases", "how far the window was moved to the right"),
     Column("pad_left", pa.int64(), "positions", "padding before the start, forward strand"),
     Column("pad_right", pa.int64(), "positions", "padding behind the end, forward strand"),
@@ -51,13 +61,13 @@ WINDOW_COLUMNS = (
 
 INTERVAL_COLUMNS = (
     Column("row", pa.int64(), "index", "position among the input intervals, from 0"),
-    Column("contig", _TEXT, "text", "contig name as in the genome"),
+    Column("contig", TEXT, "text", "contig name as in the genome"),
     Column("start", pa.int64(), "base, from 0", "first base, as in the input"),
     Column("end", pa.int64(), "base, from 0", "behind the last base, as in the input"),
-    Column("strand", _TEXT, "+ or -", "strand; + where the input has none"),
+    Column("strand", TEXT, "+ or -", "strand; + where the input has none"),
     Column("name", pa.string(), "text", "fourth column of the input"),
-    Column("split", _TEXT, "text", "train, valid, test or none"),
-    Column("status", _TEXT, "text", "ok, clipped to its contig, or dropped and why"),
+    Column("split", TEXT, "text", "train, valid, test or none"),
+    Column("status", TEXT, "text", "ok, clipped to its contig, or dropped and why"),
 )
 
 
@@ -124,18 +134,6 @@ class WindowTable:
         """Positions missing before and behind a window, on the forward strand."""
         return int(self.pad_left[index]), int(self.pad_right[index])
 
-    def write(self, path: Path | str) -> Self:
-        """Writes the table with its metadata and content hash; returns it with its path.
-
-        Raises:
-            InputError: the folder cannot be written.
-        """
-        metadata = {**self.metadata, "format": f"fracdna windows {VERSION}"}
-        metadata["content_hash"] = self._hash()
-        columns = {column.name: getattr(self, column.name) for column in WINDOW_COLUMNS}
-        write_table(path, WINDOW_COLUMNS, columns, metadata)
-        return type(self)(**columns, metadata=metadata, path=Path(path).absolute())
-
     @classmethod
     def read(cls, path: Path | str, *, verify: bool = True) -> Self:
         """Reads a window table.
@@ -148,14 +146,13 @@ class WindowTable:
             InputError: missing, unreadable, not a window table of this version, or changed.
         """
         columns, metadata = read_table(path, WINDOW_COLUMNS)
-        if metadata.get("format") != f"fracdna windows {VERSION}":
+        if metadata.get("format") != WINDOWS_FORMAT:
             raise InputError(
                 f"{path} is no window table of version {VERSION}: make it with `fracdna prepare`"
             )
-        table = cls(**columns, metadata=metadata, path=Path(path).absolute())
         if verify:
-            table.verify()
-        return table
+            verify_windows(path)
+        return cls(**columns, metadata=metadata, path=Path(path).absolute())
 
     def verify(self) -> str:
         """Computes the content hash from the rows and returns it.
@@ -164,26 +161,55 @@ class WindowTable:
             InputError: it is not the one in the metadata.
         """
         found = self._hash()
-        if found != self.metadata.get("content_hash"):
-            raise InputError(
-                f"{self.path} was changed, its content is not that of its hash: remove it and make "
-                "it again with `fracdna prepare`"
-            )
+        _check_hash(self.path, found, self.metadata)
         return found
 
     def _hash(self) -> str:
         order = np.lexsort((self.end, self.start, self.row))
-        head = [self.metadata.get("length"), self.metadata.get("genome_checksum")]
-        digest = hashlib.sha256(json.dumps(head).encode())
-        for column in WINDOW_COLUMNS:
-            values = getattr(self, column.name)
-            if column.kind == _TEXT:
-                values, texts = _ranks(values)
-                digest.update(json.dumps(texts).encode())
-            little_endian = values.dtype.newbyteorder("<")
-            digest.update(column.name.encode())
-            digest.update(np.ascontiguousarray(values[order], dtype=little_endian).data)
-        return digest.hexdigest()
+        return hash_windows(self.metadata, lambda column: [self._block(column, order)])
+
+    def _block(self, column: Column, order: np.ndarray) -> np.ndarray | Texts:
+        values = getattr(self, column.name)[order]
+        if column.kind != TEXT:
+            return values
+        encoded = pa.array(values, type=pa.string()).dictionary_encode()
+        return Texts(encoded.indices.to_numpy(), encoded.dictionary.to_pylist())
+
+
+def hash_windows(
+    metadata: Mapping[str, Any], blocks: Callable[[Column], Iterable[np.ndarray | Texts]]
+) -> str:
+    """The content hash of a window table, from its columns in pieces.
+
+    Args:
+        metadata: length and genome checksum count.
+        blocks: of one column, in the order of (row, start, end); asked twice for texts.
+
+    Returns:
+        SHA-256 as hexadecimal text, the same on any machine.
+    """
+    head = [metadata.get("length"), metadata.get("genome_checksum")]
+    digest = hashlib.sha256(json.dumps(head).encode())
+    for column in WINDOW_COLUMNS:
+        values = blocks(column)
+        if column.kind == TEXT:
+            words = sorted({word for block in values for word in _used(block)})
+            digest.update(json.dumps(words).encode())
+            values = (_ranks(block, words) for block in blocks(column))
+        digest.update(column.name.encode())
+        for block in values:
+            little_endian = block.dtype.newbyteorder("<")
+            digest.update(np.ascontiguousarray(block, dtype=little_endian).data)
+    return digest.hexdigest()
+
+
+def _check_hash(path: Path | str | None, found: str, metadata: Mapping[str, Any]) -> None:
+    """Refuses a window table whose content is not that of its hash."""
+    if found != metadata.get("content_hash"):
+        raise InputError(
+            f"{path} was changed, its content is not that of its hash: remove it and make it "
+            "again with `fracdna prepare`"
+        )
 
 
 def write_table(
@@ -197,16 +223,21 @@ def write_table(
     Raises:
         InputError: the folder cannot be written.
     """
+    arrays = [_to_arrow(values[column.name], column.kind) for column in columns]
+    table = pa.Table.from_arrays(arrays, schema=schema_of(columns, metadata))
+    with atomic_file(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def schema_of(columns: tuple[Column, ...], metadata: Mapping[str, Any]) -> pa.Schema:
+    """The schema of a file, with unit and meaning of every column."""
     fields = [
         pa.field(
             column.name, column.kind, metadata={"unit": column.unit, "meaning": column.meaning}
         )
         for column in columns
     ]
-    schema = pa.schema(fields, metadata={_METADATA_KEY: json.dumps(dict(metadata), sort_keys=True)})
-    arrays = [_to_arrow(values[column.name], column.kind) for column in columns]
-    with atomic_file(path) as temporary:
-        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), temporary, compression="zstd")
+    return pa.schema(fields, metadata={_METADATA_KEY: json.dumps(dict(metadata), sort_keys=True)})
 
 
 def read_table(
@@ -217,32 +248,86 @@ def read_table(
     Raises:
         InputError: missing, unreadable, or without one of the columns.
     """
-    with reading_refusals(path), _damage_refusals(path):
-        # Without threads, so that a process that forked may read too.
-        file = pq.ParquetFile(path)
-        names = [column.name for column in columns]
+    with _open_table(path, [column.name for column in columns]) as file:
+        rows = file.metadata.num_rows
+        values = {column.name: np.empty(rows, dtype=_dtype(column.kind)) for column in columns}
+        first = 0
+        for batch in _row_groups(file, list(values)):
+            for name, found in batch.items():
+                if isinstance(found, Texts):
+                    found = np.array(found.words, dtype=object)[found.codes]
+                values[name][first : first + len(found)] = found
+            first += len(found)
+        return values, _metadata_of(file.metadata)
+
+
+def read_windows(path: Path | str, names: Iterable[str]) -> Iterator[dict[str, np.ndarray | Texts]]:
+    """The row groups of a window table in turn.
+
+    Args:
+        path: the file.
+        names: of the columns.
+
+    Yields:
+        column name to values.
+
+    Raises:
+        InputError: missing, unreadable, or without one of the columns.
+    """
+    names = list(names)
+    with _open_table(path, names) as file:
+        yield from _row_groups(file, names)
+
+
+def verify_windows(path: Path | str) -> str:
+    """Computes the content hash of a window table from its rows and returns it.
+
+    Raises:
+        InputError: not a window table, or one that was changed.
+    """
+    metadata = read_metadata(path)
+
+    def blocks(column: Column) -> Iterator[np.ndarray | Texts]:
+        return (batch[column.name] for batch in read_windows(path, [column.name]))
+
+    found = hash_windows(metadata, blocks)
+    _check_hash(path, found, metadata)
+    return found
+
+
+@contextlib.contextmanager
+def _open_table(path: Path | str, names: Sequence[str]) -> Iterator[pq.ParquetFile]:
+    """A Parquet file that has some columns.
+
+    Raises:
+        InputError: missing, unreadable, or without one of the columns; also while reading.
+    """
+    with reading_refusals(path), _damage_refusals(path), pq.ParquetFile(path) as file:
         missing = [name for name in names if name not in file.schema_arrow.names]
         if missing:
             raise InputError(
                 f"{path} lacks the columns {', '.join(missing)}: make it again with "
                 "`fracdna prepare`"
             )
-        table = file.read(names, use_threads=False)
-        metadata = _metadata_of(table.schema)
-        return {name: _to_numpy(table.column(name)) for name in names}, metadata
+        yield file
 
 
 def read_metadata(path: Path | str) -> dict[str, Any]:
     """Only the metadata of a table; empty when there is no such file or no metadata."""
     try:
-        return _metadata_of(pq.read_schema(path))
+        return _metadata_of(pq.read_metadata(path))
     except (OSError, ValueError, pa.ArrowException):
         return {}
 
 
-def _metadata_of(schema: pa.Schema) -> dict[str, Any]:
-    metadata = json.loads((schema.metadata or {}).get(_METADATA_KEY, b"{}"))
-    return metadata if isinstance(metadata, dict) else {}
+def _metadata_of(file: pq.FileMetaData) -> dict[str, Any]:
+    found = file.metadata or {}
+    metadata = json.loads(found.get(_METADATA_KEY, b"{}"))
+    if not isinstance(metadata, dict):
+        return {}
+    if HASH_KEY in found:
+        metadata["content_hash"] = found[HASH_KEY].decode()
+    return metadata
 
 
 @contextlib.contextmanager
@@ -263,24 +348,35 @@ def _damage_refusals(path: Path | str) -> Iterator[None]:
 
 
 def _to_arrow(values: np.ndarray | Sequence[str], kind: pa.DataType) -> pa.Array:
-    if kind == _TEXT:
+    if kind == TEXT:
         return pa.array(values, type=pa.string()).dictionary_encode()
     return pa.array(values, type=kind)
 
 
-def _to_numpy(column: pa.ChunkedArray) -> np.ndarray:
-    if pa.types.is_dictionary(column.type):
-        encoded = column.unify_dictionaries().combine_chunks()
-        texts = np.array(encoded.dictionary.to_pylist(), dtype=object)
-        return texts[encoded.indices.to_numpy()]
-    return column.to_numpy()
+def _row_groups(file: pq.ParquetFile, names: list[str]) -> Iterator[dict[str, np.ndarray | Texts]]:
+    for group in range(file.num_row_groups):
+        # Without threads, so that a process that forked may read too.
+        table = file.read_row_group(group, columns=names, use_threads=False)
+        yield {name: _from_arrow(table.column(name)) for name in names}
 
 
-def _ranks(texts: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Each text's position among the distinct ones in alphabetical order, and those."""
-    encoded = pa.array(texts, type=pa.string()).dictionary_encode()
-    distinct = encoded.dictionary.to_pylist()
-    ordered = sorted(distinct)
-    position = {text: index for index, text in enumerate(ordered)}
-    rank = np.array([position[text] for text in distinct], dtype=np.int64)
-    return rank[encoded.indices.to_numpy()], ordered
+def _from_arrow(column: pa.ChunkedArray) -> np.ndarray | Texts:
+    if not pa.types.is_dictionary(column.type):
+        return column.to_numpy()
+    encoded = column.unify_dictionaries().combine_chunks()
+    return Texts(encoded.indices.to_numpy(), encoded.dictionary.to_pylist())
+
+
+def _dtype(kind: pa.DataType) -> type[np.generic]:
+    return np.object_ if kind == TEXT else kind.to_pandas_dtype()
+
+
+def _used(texts: Texts) -> list[str]:
+    return [texts.words[code] for code in np.flatnonzero(np.bincount(texts.codes))]
+
+
+def _ranks(texts: Texts, words: list[str]) -> np.ndarray:
+    """Each text's position among some words; what no text uses need not be among them."""
+    position = {word: index for index, word in enumerate(words)}
+    ranks = np.array([position.get(word, -1) for word in texts.words], dtype=np.int64)
+    return ranks[texts.codes]

@@ -1,24 +1,19 @@
-"""From rows to window tables: planned and checked without a base, then filled from the store."""
+"""From rows to window tables, a batch of rows at a time: checked without a base, then filled."""
 
-from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 
-from fracdna_prep.coverage import (
-    count_uncovered,
-    covered_bases,
-    on_one_line,
-    uncovered,
-    union,
-)
+from fracdna_prep.coverage import covered_bases, union
 from fracdna_prep.errors import InputError
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.options import PrepareOptions
 from fracdna_prep.rows import Rows
-from fracdna_prep.splits import check_overlap
-from fracdna_prep.tables import WindowTable
+from fracdna_prep.splits import SPLITS, check_overlap
+from fracdna_prep.tables import Texts
+from fracdna_prep.window_files import Batch
 from fracdna_prep.windows import (
     STATUSES,
     TOO_MANY_N,
@@ -28,41 +23,9 @@ from fracdna_prep.windows import (
     tile_many,
 )
 
-_SHOWN = 10
-
-
-@dataclass(frozen=True)
-class WindowPlan:
-    """The windows of one length before their bases are known.
-
-    Attributes:
-        length: of a window.
-        windows: coordinates and status.
-        shared_bases: bases that belong to windows of two splits; above 0 only where allowed.
-    """
-
-    length: int
-    windows: WindowArrays
-    shared_bases: int
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """What the readable windows of one table make of the usable rows.
-
-    Attributes:
-        bases: of all usable rows together, each base once.
-        covered: of these, the bases in at least one readable window.
-        unused_stretches: how many stretches of the rows no window covers.
-        first_unused: the first of them, as region strings.
-        per_row: (R,) readable windows of each row.
-    """
-
-    bases: int
-    covered: int
-    unused_stretches: int
-    first_unused: tuple[str, ...]
-    per_row: np.ndarray
+# Windows that are held at once, about 50 MB; a single row may make more.
+_BATCH = 1 << 18
+Stretches = tuple[np.ndarray, np.ndarray]
 
 
 def check_rows(rows: Rows, *, allow: bool) -> int:
@@ -80,111 +43,132 @@ def check_rows(rows: Rows, *, allow: bool) -> int:
     return check_overlap(contigs, starts, ends, splits, kind="row", allow=allow)
 
 
-def plan_windows(rows: Rows, length: int, options: PrepareOptions) -> WindowPlan:
-    """Tiles all rows and checks that no base belongs to two splits.
+def check_windows(rows: Rows, length: int, options: PrepareOptions) -> int:
+    """The hard check after all widening, shifting and tiling.
+
+    Returns:
+        bases that belong to windows of two splits; above 0 only where allowed.
 
     Raises:
-        InputError: windows of two splits share bases and that is not allowed.
+        InputError: there are some and that is not allowed.
     """
-    good, bad = np.flatnonzero(rows.usable), np.flatnonzero(~rows.usable)
+    nothing = np.empty(0, dtype=np.int64)
+    covered = dict.fromkeys(SPLITS, (nothing, nothing))
+    for split, _, starts, ends in _by_split(rows, length, options.policy):
+        before = covered[split]
+        covered[split] = union(
+            np.concatenate([before[0], starts]), np.concatenate([before[1], ends])
+        )
+    pairs = combinations(covered.values(), 2)
+    shared = sum(int(covered_bases(other, *one).sum()) for one, other in pairs)
+    if shared and not options.allow_split_overlap:
+        _refuse_overlap(rows, length, options.policy, covered)
+    return shared
+
+
+def tile_rows(rows: Rows, length: int, policy: str) -> Iterator[WindowArrays]:
+    """The windows of all rows in their order, in batches of whole rows; `row` counts all rows."""
+    starts, ends = rows.clipped()
+    expected = np.cumsum(np.maximum(-(-(ends - starts) // length), 1))
+    first = 0
+    while first < len(rows):
+        before = int(expected[first - 1]) if first else 0
+        last = max(int(np.searchsorted(expected, before + _BATCH, side="right")), first + 1)
+        yield _tile(rows, first, last, length, policy)
+        first = last
+
+
+def window_batches(
+    rows: Rows, length: int, store: GenomeStore, options: PrepareOptions
+) -> Iterator[Batch]:
+    """The columns of one table: N and soft-masked bases counted, windows of too many N dropped."""
+    contigs, strands, splits = map(_coded, (rows.contigs, rows.strands, rows.splits))
+    for windows in tile_rows(rows, length, options.policy):
+        n_count, masked = _count(windows, contigs, store)
+        width = windows.end - windows.start
+        too_many = windows.readable & (n_count > options.max_n_fraction * width)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            fractions = n_count / width, masked / width
+        yield {
+            **vars(windows),
+            "status": Texts(np.where(too_many, TOO_MANY_N, windows.status), STATUSES),
+            "contig": Texts(contigs.codes[windows.row], contigs.words),
+            "strand": Texts(strands.codes[windows.row], strands.words),
+            "split": Texts(splits.codes[windows.row], splits.words),
+            "n_fraction": fractions[0],
+            "masked_fraction": fractions[1],
+        }
+
+
+def _tile(rows: Rows, first: int, last: int, length: int, policy: str) -> WindowArrays:
+    """The windows of the rows from `first` to before `last`."""
+    here = slice(first, last)
+    usable, problems = rows.usable[here], rows.problems[here]
+    good, bad = np.flatnonzero(usable) + first, np.flatnonzero(~usable) + first
     tiles = tile_many(
-        rows.starts[good], rows.ends[good], rows.contig_lengths[good], length,
-        policy=options.policy,
-    )  # fmt: skip
+        rows.starts[good], rows.ends[good], rows.contig_lengths[good], length, policy=policy
+    )
     windows = replace(tiles, row=good[tiles.row])
-    for status in np.unique(rows.problems[bad]):
-        these = bad[rows.problems[bad] == status]
+    for status in np.unique(problems[~usable]):
+        these = bad[problems[~usable] == status]
         windows = merged(windows, dropped(these, rows.starts[these], rows.ends[these], status))
-    readable = windows.take(np.flatnonzero(windows.readable))
+    return windows
+
+
+def _by_split(
+    rows: Rows, length: int, policy: str
+) -> Iterator[tuple[str, WindowArrays, np.ndarray, np.ndarray]]:
+    """The readable windows of each batch and split, and their bounds on the line of all contigs."""
+    splits, offsets = _array(rows.splits), rows.offsets
+    for windows in tile_rows(rows, length, policy):
+        for split in SPLITS:
+            mine = windows.take(windows.readable & (splits[windows.row] == split))
+            shift = offsets[mine.row]
+            yield split, mine, mine.start + shift, mine.end + shift
+
+
+def _refuse_overlap(rows: Rows, length: int, policy: str, covered: dict[str, Stretches]) -> None:
+    """Names the windows that share bases with those of another split."""
+    found = []
+    for split, windows, starts, ends in _by_split(rows, length, policy):
+        shares = np.zeros(len(windows), dtype=bool)
+        for other in covered.keys() - {split}:
+            shares |= covered_bases(covered[other], starts, ends) > 0
+        found.append(windows.take(shares))
+    row, start, end = (
+        np.concatenate([getattr(windows, name) for windows in found])
+        for name in ("row", "start", "end")
+    )
+    order = np.argsort(row, kind="stable")
+    row, start, end = row[order], start[order], end[order]
     try:
-        shared = check_overlap(
-            _of_rows(rows.contigs, readable), readable.start, readable.end,
-            _of_rows(rows.splits, readable), allow=options.allow_split_overlap,
-        )  # fmt: skip
+        check_overlap(_array(rows.contigs)[row], start, end, _array(rows.splits)[row])
     except InputError as error:
         raise InputError(f"length={length}: {error}") from None
-    return WindowPlan(length, windows, shared)
 
 
-def fill_table(
-    plan: WindowPlan,
-    rows: Rows,
-    store: GenomeStore,
-    max_n_fraction: float,
-    metadata: dict[str, Any],
-) -> WindowTable:
-    """Counts N and soft-masked bases, and drops windows with too many N."""
-    windows = plan.windows
-    contigs = _of_rows(rows.contigs, windows)
-    n_count, masked = _count(windows, contigs, store)
-    width = windows.end - windows.start
-    too_many = windows.readable & (n_count > max_n_fraction * width)
-    status = np.where(too_many, TOO_MANY_N, windows.status)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        fractions = n_count / width, masked / width
-    columns = {**vars(windows), "status": np.array(STATUSES, dtype=object)[status]}
-    return WindowTable(
-        **columns,
-        contig=contigs,
-        strand=_of_rows(rows.strands, windows),
-        split=_of_rows(rows.splits, windows),
-        n_fraction=fractions[0],
-        masked_fraction=fractions[1],
-        metadata=metadata,
-    )
-
-
-def coverage_of(table: WindowTable, rows: Rows) -> Coverage:
-    """Which bases of the usable rows the readable windows of a table cover."""
-    read = table.usable()
-    good = np.flatnonzero(rows.usable)
-    starts, ends = (bounds[good] for bounds in rows.clipped())
-    contigs = np.concatenate([_array(rows.contigs)[good], table.contig[read]])
-    line_starts, line_ends = on_one_line(
-        contigs,
-        np.concatenate([starts, table.start[read]]),
-        np.concatenate([ends, table.end[read]]),
-    )
-    asked = union(line_starts[: len(good)], line_ends[: len(good)])
-    covered = union(line_starts[len(good) :], line_ends[len(good) :])
-    bases, found = int((asked[1] - asked[0]).sum()), int(covered_bases(covered, *asked).sum())
-    offsets = line_starts[: len(good)] - starts
-    gaps = (line_starts[: len(good)], line_ends[: len(good)], covered)
-    first_unused = tuple(
-        f"{contigs[index]}:{start - offsets[index] + 1:,}-{end - offsets[index]:,}"
-        for index, start, end in islice(uncovered(*gaps) if found < bases else (), _SHOWN)
-    )
-    stretches = count_uncovered(*gaps) if found < bases else 0
-    per_row = np.bincount(table.row[read], minlength=len(rows))
-    return Coverage(bases, found, stretches, first_unused, per_row)
-
-
-def _of_rows(texts: list[str], windows: WindowArrays) -> np.ndarray:
-    return _array(texts)[windows.row]
-
-
-def _array(texts: list[str]) -> np.ndarray:
+def _array(texts: Sequence[str]) -> np.ndarray:
     return np.array(texts, dtype=object)
 
 
+def _coded(texts: Sequence[str]) -> Texts:
+    positions: dict[str, int] = {}
+    codes = [positions.setdefault(text, len(positions)) for text in texts]
+    return Texts(np.array(codes, dtype=np.int64), list(positions))
+
+
 def _count(
-    windows: WindowArrays, contigs: np.ndarray, store: GenomeStore
+    windows: WindowArrays, contigs: Texts, store: GenomeStore
 ) -> tuple[np.ndarray, np.ndarray]:
     """N and soft-masked bases of each window, NaN where it does not lie on its contig."""
     counts = np.full((2, len(windows)), np.nan)
     lengths = store.contigs
-    codes, names = _codes(contigs)
+    codes = contigs.codes[windows.row]
     order = np.argsort(codes, kind="stable")
-    bounds = np.searchsorted(codes[order], np.arange(len(names) + 1))
-    for name, low, high in zip(names, bounds, bounds[1:], strict=False):
-        here = order[low:high]
+    present, bounds = np.unique(codes[order], return_index=True)
+    for code, low, high in zip(present, bounds, [*bounds[1:], len(order)], strict=True):
+        name, here = contigs.words[code], order[low:high]
         start, end = windows.start[here], windows.end[here]
         here = here[(start >= 0) & (start < end) & (end <= lengths[name])]
         counts[:, here] = store.count_n_and_masked(name, windows.start[here], windows.end[here])
     return counts[0], counts[1]
-
-
-def _codes(texts: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    positions: dict[str, int] = {}
-    codes = [positions.setdefault(text, len(positions)) for text in texts]
-    return np.array(codes, dtype=np.int64), list(positions)

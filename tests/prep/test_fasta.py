@@ -1,13 +1,13 @@
 import gzip
 import hashlib
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fracdna_prep import fasta
+from fracdna_prep import fasta, partial_store
 from fracdna_prep.errors import InputError
-from fracdna_prep.fasta import scan_fasta
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.interval import Interval
 from fracdna_prep.store_layout import CODE_OF_LETTER
@@ -148,20 +148,20 @@ def test_missing_files_and_folders_are_told_apart(tmp_path, open_folder, without
     secret.write_text(">a\nA\n")
     secret.chmod(0o000)
     with pytest.raises(InputError, match="no permission to read"):
-        without_privileges(lambda: scan_fasta(secret))
+        without_privileges(lambda: GenomeStore.build(secret, open_folder / "store"))
 
 
 def test_errors_of_the_system_are_not_taken_for_bad_lines(make_fasta, tmp_path, monkeypatch):
-    """A full disk while unpacking is told as such, and nothing is left."""
+    """A full disk is told as such, and nothing is left."""
     path = make_fasta({"a": "ACGT"}, "in/genome.fa.gz")
 
     def full(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(fasta.pyfaidx, "Faidx", full)
+    monkeypatch.setattr(partial_store.Checkpoint, "as_line", full)
     with pytest.raises(InputError, match="no space left"):
         GenomeStore.build(path, tmp_path / "out" / "store")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_headers_that_are_not_utf8_are_read(read):
@@ -180,9 +180,9 @@ RECORDS = st.lists(
 
 
 @settings(deadline=None, max_examples=60)
-@given(records=RECORDS, block=st.integers(1, 9), piece=st.integers(1, 9))
-def test_any_lines_cut_in_any_blocks_give_the_same_bases(records, block, piece, tmp_path_factory):
-    """Where a block of the file or a piece of a record ends makes no difference."""
+@given(records=RECORDS, block=st.integers(1, 9), pairs=st.booleans())
+def test_any_lines_cut_in_any_blocks_give_the_same_bases(records, block, pairs, tmp_path_factory):
+    """Where a block of the file ends, and how letters are counted, makes no difference."""
     folder = tmp_path_factory.mktemp("blocks")
     text = "".join(
         f">r{i} text{newline}" + "".join(line + newline for line in lines)
@@ -192,15 +192,15 @@ def test_any_lines_cut_in_any_blocks_give_the_same_bases(records, block, piece, 
     path.write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fasta, "_BLOCK", block)
-        patch.setattr(fasta, "PIECE", piece)
-        patch.setattr(fasta, "_LINE_WIDTH", 5)
-        scanned = scan_fasta(path)
+        patch.setattr(fasta, "_FEW_BYTES", 0 if pairs else 1 << 17)
         store = GenomeStore.build(path, folder / "store")
     for number, (lines, _) in enumerate(records):
         sequence = "".join(lines)
-        contig = scanned[number]
+        contig = store.record.contigs[number]
         codes = sequence.encode().translate(CODE_OF_LETTER)
         assert (contig.name, contig.length) == (f"r{number}", len(sequence))
+        letters = Counter(sequence.upper())
+        assert (contig.counts, contig.soft_masked) == (letters, sum(map(str.islower, sequence)))
         assert contig.sha256 == hashlib.sha256(codes).hexdigest()
         whole = Interval(contig.name, 0, contig.length)
         assert store.fetch(whole).tolist() == DNA.encode(sequence).tolist()

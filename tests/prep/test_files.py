@@ -6,10 +6,10 @@ import pytest
 
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import (
-    atomic_directory,
     atomic_file,
     check_writable,
     exclusive_lock,
+    remove_leftovers,
     sha256_file,
     writing_refusals,
 )
@@ -47,38 +47,18 @@ def test_files_get_the_usual_permissions(tmp_path):
     try:
         with atomic_file(tmp_path / "file") as temporary:
             temporary.touch()
-        with atomic_directory(tmp_path / "folder"):
-            pass
     finally:
         os.umask(mask)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
-    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o755
 
 
-def test_a_folder_appears_whole_or_not_at_all(tmp_path, names_in):
-    """Also when the block is interrupted from the keyboard."""
-
-    def interrupt():
-        with atomic_directory(tmp_path / "store") as temporary:
-            (temporary / "half").touch()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()
-    assert names_in(tmp_path) == []
-    (tmp_path / "store").mkdir()
-    with atomic_directory(tmp_path / "store") as temporary:
-        (temporary / "whole").touch()
-    assert names_in(tmp_path / "store") == ["whole"]
-
-
-def test_a_folder_in_use_is_never_replaced(tmp_path):
-    """What somebody keeps there is safe."""
-    (tmp_path / "notes").touch()
-    with pytest.raises(InputError, match="exists already"), atomic_directory(tmp_path):
-        pass
-    with pytest.raises(InputError, match="exists already"), atomic_directory(tmp_path / "notes"):
-        pass
+def test_what_killed_writers_left_is_removed(tmp_path, names_in):
+    """Temporary names of the files asked for only."""
+    kept = ["windows-1.parquet", ".windows-1.parquet", ".deadbeef.other", ".notahex!.windows-1"]
+    for name in (*kept, ".deadbeef.windows-1.parquet", ".01234567.windows-22.parquet"):
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path, "windows-*.parquet")
+    assert names_in(tmp_path) == sorted(kept)
 
 
 def _hold(path, log, name):

@@ -2,6 +2,7 @@ import gzip
 import importlib
 import json
 import multiprocessing
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -13,9 +14,8 @@ from Bio import bgzf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fracdna_prep import build_store
+from fracdna_prep import build_store, composition
 from fracdna_prep.errors import InputError
-from fracdna_prep.fasta import FastaReader
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.interval import Interval
 from fracdna_prep.vocabulary import DNA
@@ -171,6 +171,18 @@ def test_parallel_readers_get_the_right_bases(
         process.join()
 
 
+def test_others_may_read_a_store(make_fasta, tmp_path):
+    """Folder and files get the usual permissions."""
+    mask = os.umask(0o022)
+    try:
+        store = GenomeStore.build(make_fasta(CONTIGS), tmp_path / "store")
+    finally:
+        os.umask(mask)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in store.directory.iterdir()}
+    assert modes == {"bases.u8": 0o644, "store.json": 0o644}
+    assert store.directory.stat().st_mode & 0o777 == 0o755
+
+
 def test_what_travels_is_the_path_and_the_metadata(store):
     """A pickled store is small and opens its own map."""
     store.fetch(Interval("chr1", 0, 5))
@@ -191,14 +203,14 @@ def test_eight_builders_make_one_store(
     """Case 2: one builds, the others wait and reuse; no partial file is left."""
     path = make_fasta({"c": random_sequence(300_000)}, "source/genome.fa")
     log = tmp_path / "log"
-    write_store = build_store._write_store
+    read = build_store._read
 
     def logged(*arguments):
         with log.open("a") as file:
             file.write("built\n")
-        write_store(*arguments)
+        read(*arguments)
 
-    monkeypatch.setattr(build_store, "_write_store", logged)
+    monkeypatch.setattr(build_store, "_read", logged)
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(8), context.SimpleQueue()
     target = tmp_path / "out" / "store"
@@ -253,21 +265,17 @@ def make_index(path):
     pyfaidx.Faidx(path).close()
 
 
-def test_an_index_beside_the_genome_is_used_when_it_is_valid(make_fasta, tmp_path, monkeypatch):
-    """A good index spares making one; the index of another file is noticed and not believed."""
-    path = make_fasta(CONTIGS)
+def test_an_index_beside_the_genome_is_not_needed_and_not_believed(make_fasta, tmp_path, names_in):
+    """Without one, with a good one, and with the index of another file: the same store."""
+    path = make_fasta(CONTIGS, "in/genome.fa")
+    alone = GenomeStore.build(path, tmp_path / "alone")
     make_index(path)
-    made = []
-    monkeypatch.setattr(FastaReader, "_with_own_index", lambda self: made.append(1) or None)
-    good = GenomeStore.build(path, tmp_path / "good")
-    assert not made
-    monkeypatch.undo()
     other = make_fasta({**CONTIGS, "chr1": "ACGTTGCAA"}, "other.fa")
     make_index(other)
+    assert GenomeStore.build(path, tmp_path / "indexed").checksum == alone.checksum
     shutil.copy(f"{other}.fai", f"{path}.fai")
-    assert GenomeStore.build(path, tmp_path / "wrong").checksum == good.checksum
-    (tmp_path / "genome.fa.fai").write_text("chr1\tnonsense\n")
-    assert GenomeStore.build(path, tmp_path / "broken").checksum == good.checksum
+    assert GenomeStore.build(path, tmp_path / "wrong").checksum == alone.checksum
+    assert names_in(path.parent) == ["genome.fa", "genome.fa.fai"]
 
 
 def test_a_complete_store_is_reused_and_never_replaced(make_fasta, tmp_path):
@@ -346,14 +354,14 @@ def test_verify_finds_a_flipped_bit(store):
 
 
 def test_a_failed_build_leaves_nothing(make_fasta, tmp_path, monkeypatch, names_in):
-    """An interruption removes the scratch folder; leftovers of a killed builder are cleared."""
+    """Where nothing was finished nothing is kept; leftovers of earlier versions are cleared."""
     path = make_fasta(CONTIGS, "in/genome.fa")
     target = tmp_path / "out" / "store"
 
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build_store, "_store_contig", interrupted)
+    monkeypatch.setattr(build_store, "_read", interrupted)
     with pytest.raises(KeyboardInterrupt):
         GenomeStore.build(path, target)
     assert names_in(tmp_path / "out") == []
@@ -364,27 +372,34 @@ def test_a_failed_build_leaves_nothing(make_fasta, tmp_path, monkeypatch, names_
     assert names_in(tmp_path / "out") == ["store"]
 
 
-def test_a_source_that_changes_meanwhile_is_noticed(make_fasta, tmp_path):
-    """The bases that are stored are those that were checked."""
+def test_the_bases_that_are_stored_are_those_that_were_checked(make_fasta, tmp_path):
+    """A source is read once: what changes in it afterwards is neither stored nor recorded."""
     path = make_fasta(CONTIGS)
-    plan = build_store.plan_store(path, tmp_path / "store")
-    make_fasta({**CONTIGS, "chr1": "ACGTTGCAAA"})
-    with pytest.raises(InputError, match="changed while it was read"):
-        build_store.build_store(plan)
-    assert not (tmp_path / "store").exists()
+    before = GenomeStore.build(path, tmp_path / "before")
+    with build_store.store_draft(path, tmp_path / "store") as draft:
+        assert not (tmp_path / "store").exists()
+        make_fasta({**CONTIGS, "chr1": "ACGTTGCAAA"})
+        draft.publish()
+    store = GenomeStore(tmp_path / "store")
+    assert store.record == before.record
+    assert store.verify() == before.checksum
+    with pytest.raises(InputError, match="other sources"):
+        GenomeStore.build(path, tmp_path / "store")
 
 
 @given(data=st.data())
 def test_counts_of_many_intervals_equal_counts_of_each(data, tmp_path_factory):
     """Block-wise sums give what slicing the text gives, at every bound."""
-    sequence = data.draw(st.text(alphabet="ACGTNacgtn", min_size=1, max_size=80))
+    sequence = data.draw(st.text(alphabet="ACGTNacgtn", min_size=1, max_size=200))
     ends = data.draw(st.lists(st.integers(0, len(sequence)), max_size=20))
     pairs = [sorted((end, data.draw(st.integers(0, len(sequence))))) for end in ends]
     folder = tmp_path_factory.mktemp("counts")
     (folder / "g.fa").write_text(f">a\nNNNN\n>c\n{sequence}\n>z\nnn\n")
     store = GenomeStore.build(folder / "g.fa", folder / "store")
     starts, stops = (np.array([pair[i] for pair in pairs], dtype=np.int64) for i in (0, 1))
-    n_count, masked = store.count_n_and_masked("c", starts, stops)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(composition, "_BLOCK", data.draw(st.sampled_from([64, 128, 1 << 17])))
+        n_count, masked = store.count_n_and_masked("c", starts, stops)
     pieces = [sequence[a:b] for a, b in pairs]
     assert n_count.tolist() == [piece.upper().count("N") for piece in pieces]
     assert masked.tolist() == [sum(map(str.islower, piece)) for piece in pieces]
@@ -422,12 +437,15 @@ def test_a_store_of_plain_values_describes_itself(store):
 
 
 def test_a_progress_bar_goes_to_the_error_stream(make_fasta, tmp_path, capsys):
-    """Only when asked for."""
+    """Only when asked for; it counts the bytes of the sources."""
     path = make_fasta(CONTIGS)
     GenomeStore.build(path, tmp_path / "quiet")
     assert capsys.readouterr().err == ""
     GenomeStore.build(path, tmp_path / "loud", progress=True)
-    assert "genome store" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "genome store: 100%" in shown
+    assert f"/{path.stat().st_size}.0 " in shown
+    assert "B/s" in shown
 
 
 def test_a_wrong_suffix_does_not_mislead(make_fasta, tmp_path):

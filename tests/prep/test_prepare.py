@@ -396,15 +396,15 @@ def test_an_interrupted_run_goes_on(run, tmp_path, random_sequence, monkeypatch)
     """What is complete is kept, and until the end there is no summary."""
     records = {"c": random_sequence(3_000)}
     calls = []
-    fill_table = prepare_module.fill_table
+    window_batches = prepare_module.window_batches
 
-    def interrupted(plan, *arguments):
-        calls.append(plan.length)
+    def interrupted(rows, length, *arguments):
+        calls.append(length)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return fill_table(plan, *arguments)
+        return window_batches(rows, length, *arguments)
 
-    monkeypatch.setattr(prepare_module, "fill_table", interrupted)
+    monkeypatch.setattr(prepare_module, "window_batches", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(records, length=[500, 250])
     with pytest.raises(InputError, match="no finished preparation"):
@@ -433,6 +433,35 @@ def test_other_options_replace_the_tables(run, tmp_path, random_sequence):
     assert not windows_path(tmp_path / "out", 500).exists()
     second = WindowTable.read(windows_path(tmp_path / "out", 250))
     assert (first.metadata["policy"], second.metadata["policy"]) == ("shift", "drop")
+
+
+def test_progress_is_shown_for_store_and_tables(run, random_sequence, capsys):
+    """A bar each, to the end; what is there already needs none."""
+    records = {"c": random_sequence(3_000)}
+    run(records, length=[500, 250], progress=True)
+    shown = capsys.readouterr().err
+    for name in ("genome store", "windows of 500", "windows of 250"):
+        assert f"{name}: 100%" in shown
+    assert "3.00k/3.00k" in shown
+    run(records, length=[500, 250], progress=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_killed_run_left_is_cleared(run, tmp_path, random_sequence, names_in):
+    """Half-written tables under temporary names, and the lock."""
+    (tmp_path / "out").mkdir()
+    for name in (".0123abcd.windows-500.parquet", ".prepare.lock", ".genome.lock"):
+        (tmp_path / "out" / name).touch()
+    run({"c": random_sequence(3_000)}, length=500)
+    assert names_in(tmp_path / "out") == [
+        "genome", "intervals.parquet", "summary.json", "windows-500.parquet",
+    ]  # fmt: skip
+
+
+def test_a_bad_bed_is_refused_before_the_genome_is_read(run, tmp_path, monkeypatch):
+    """Minutes of reading do not come before a misspelt coordinate."""
+    monkeypatch.setattr(build_store, "_read", lambda *arguments: pytest.fail("was read"))
+    refused(tmp_path, run, {"c": "ACGT" * 500}, "c\t0\tx\n", match=r"rows\.bed:1: the end is 'x'")
 
 
 def test_the_intervals_table_has_one_row_an_input_row(run, tmp_path, random_sequence):
@@ -479,9 +508,9 @@ def test_a_second_builder_of_other_sources_is_refused(run, make_fasta, tmp_path)
     other = make_fasta({"c": "ACGA" * 500}, "other.fa")
     with pytest.raises(InputError, match="other sources"):
         run(other)
-    assert build_store.plan_store(
-        tmp_path / "in" / "genome.fa", tmp_path / "out" / "genome"
-    ).complete
+    source, store = tmp_path / "in" / "genome.fa", tmp_path / "out" / "genome"
+    with build_store.store_draft(source, store) as draft:
+        assert draft.complete
 
 
 def test_rows_that_overlap_across_splits_are_refused_under_every_policy(run, tmp_path):

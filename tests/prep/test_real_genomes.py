@@ -131,6 +131,34 @@ def test_chr_prefix_joins_the_tables_with_the_genome(chr20, shared_data, tmp_pat
     assert DNA.decode(first).count("CG") > 30
 
 
+def test_two_chromosomes_split_by_position(shared_data, tmp_path):
+    """133 Mb of chr20 and X, of which a BED gives stretches to training, validation and test."""
+    bed = tmp_path / "splits.bed"
+    bed.write_text(
+        "chrX\t0\t70000000\ttrain\nchr20\t0\t45000000\ttrain\n"
+        "chr20\t45000000\t50000000\tvalid\nchr20\t50000000\t63025520\ttest\n"
+    )
+    large = shared_data / "human_large"
+    summary = prepare(
+        PrepareOptions(
+            fasta=[large / "GRCh37_chr20.fa.gz", large / "GRCh37_chrX_1-69999930.fa.gz"],
+            intervals=bed, split="bed", rename="chr_prefix", length=[16_384, 65_536],
+            output=tmp_path / "out", progress=False,
+        )
+    )  # fmt: skip
+    assert summary.genome.bases == 133_025_450
+    # the file of X ends 70 bases short of 70 Mb: its row is clipped, and told
+    assert summary.row_problems == 1
+    assert summary.intervals.shared_bases == 0
+    table = WindowTable.read(windows_path(tmp_path / "out", 16_384))
+    for split, contig, low, high in (("valid", "20", 45e6, 50e6), ("test", "20", 50e6, 63_025_520)):
+        usable = table.usable(split)
+        assert set(table.contig[usable]) == {contig}
+        assert low <= table.start[usable].min() < table.end[usable].max() <= high
+        width = high - low
+        assert len(usable) * 16_384 > 0.9 * width
+
+
 @pytest.mark.slow
 def test_a_large_plain_gzip_file(shared_data, tmp_path):
     """70 Mb of chrX in plain gzip against another parser."""

@@ -7,7 +7,15 @@ import pytest
 
 from fracdna_prep.errors import InputError
 from fracdna_prep.interval import Interval
-from fracdna_prep.tables import INTERVAL_COLUMNS, WINDOW_COLUMNS, WindowTable, read_metadata
+from fracdna_prep.tables import (
+    INTERVAL_COLUMNS,
+    WINDOW_COLUMNS,
+    Texts,
+    WindowTable,
+    read_metadata,
+    verify_windows,
+)
+from fracdna_prep.window_files import write_windows
 
 
 def texts(*values):
@@ -42,22 +50,44 @@ def shuffled(table, order):
     return WindowTable(**columns, metadata=dict(table.metadata))
 
 
+def write(table, path):
+    """Writes a table row by row; returns its content hash."""
+    batches = [
+        {column.name: piece(getattr(table, column.name), row) for column in WINDOW_COLUMNS}
+        for row in range(len(table))
+    ]
+    return write_windows(path, batches, table.metadata)
+
+
+def piece(values, row):
+    if values.dtype != object:
+        return values[row : row + 1]
+    words = sorted(set(values), reverse=True)
+    return Texts(numbers(words.index(values[row])), words)
+
+
 def test_a_table_survives_the_disk(table, tmp_path):
     """Columns, metadata and hash are those written; contig names stay text (case 10)."""
-    written = table.write(tmp_path / "windows.parquet")
+    written = write(table, tmp_path / "windows.parquet")
     read = WindowTable.read(tmp_path / "windows.parquet")
     for column in WINDOW_COLUMNS:
         np.testing.assert_array_equal(getattr(read, column.name), getattr(table, column.name))
     assert read.contig.tolist() == ["1", "1", "chrX", "1"]
     assert read.metadata["seed"] == 2222
-    assert read.content_hash == written.content_hash == read.verify()
-    assert read.path == written.path == tmp_path / "windows.parquet"
+    assert (
+        read.content_hash
+        == written
+        == verify_windows(read.path)
+        == table.content_hash
+        == read.verify()
+    )
+    assert read.path == tmp_path / "windows.parquet"
     assert (len(read), read.length) == (4, 10)
 
 
 def test_the_schema_tells_unit_and_meaning(table, tmp_path):
     """Whoever opens the file elsewhere reads what a column is."""
-    table.write(tmp_path / "windows.parquet")
+    write(table, tmp_path / "windows.parquet")
     schema = pq.read_schema(tmp_path / "windows.parquet")
     assert schema.names == [column.name for column in WINDOW_COLUMNS]
     for field in schema:
@@ -112,13 +142,14 @@ PINNED = "87d7add1dba9607c3561cbc15066f25716cb42d17002b80ae0bc681d9aaf2e10"
 def test_changed_rows_are_noticed(table, tmp_path):
     """Reading compares the rows with the hash in the metadata, unless told not to."""
     path = tmp_path / "windows.parquet"
-    table.write(path)
+    write(table, path)
     arrow = pq.read_table(path)
     index = arrow.column_names.index("start")
     changed = arrow.set_column(index, arrow.field("start"), pa.array([1, 10, 5, 90]))
     pq.write_table(changed, path)
-    with pytest.raises(InputError, match=r"changed.*`fracdna prepare`"):
-        WindowTable.read(path)
+    for read in (WindowTable.read, verify_windows):
+        with pytest.raises(InputError, match=r"changed.*`fracdna prepare`"):
+            read(path)
     unchecked = WindowTable.read(path, verify=False)
     assert unchecked.start.tolist() == [1, 10, 5, 90]
     with pytest.raises(InputError, match="changed"):
@@ -137,7 +168,7 @@ def test_foreign_files_are_refused(table, tmp_path):
     pq.write_table(pa.table({"row": [1]}), path)
     with pytest.raises(InputError, match="lacks the columns contig, start"):
         WindowTable.read(path)
-    table.write(path)
+    write(table, path)
     arrow = pq.read_table(path)
     pq.write_table(arrow.replace_schema_metadata({}), path)
     with pytest.raises(InputError, match="no window table of version 1"):
