@@ -12,9 +12,12 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fracdna.kinds import check_values, option_names
+from fracdna.kinds import check_values, option_names, shown
 from fracdna_prep.errors import InputError
 
+# bases of a window from which layers are computed again in the backward pass. Windows of half that
+# size keep 8 to 14 GiB in models of 7 million parameters, and computing again excludes CUDA graphs
+RECOMPUTED_FROM = 131_072
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -55,9 +58,24 @@ def compose_configuration(verb: str, overrides: Sequence[str] = ()) -> DictConfi
             OmegaConf.resolve(default)
         check_values(defaults, config)
         OmegaConf.resolve(config)
+        _settle(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise InputError(_explain(verb, overrides, error)) from error
     return config
+
+
+def _settle(config: DictConfig) -> None:
+    """Give options that are "auto" the value that follows from others.
+
+    Raises:
+        InputError: another word.
+    """
+    name = "model.activation_checkpointing"
+    chosen = OmegaConf.select(config, name)
+    if chosen == "auto":
+        OmegaConf.update(config, name, config.data.length >= RECOMPUTED_FROM)
+    elif OmegaConf.select(config, "model") is not None and not isinstance(chosen, bool):
+        raise InputError(f"{name}={shown(chosen)}: choose auto, true or false")
 
 
 def describe(verb: str, overrides: Sequence[str] = ()) -> str:
@@ -101,6 +119,9 @@ def _options_of(group: str, choice: str, groups: dict[str, str]) -> tuple[list[s
     text = (configs_folder() / group / f"{choice}.yaml").read_text()
     options, further = _options_and_defaults(text)
     for name, included in further.items():
+        if not included:  # "- hyenadna": another file of the group
+            options += _options_of(group, name, groups)[0]
+            continue
         # a size keeps its numbers by the name of the mixer: "/size/dna_tiny: ${mixer}"
         chosen = groups.get(included.strip("${}"))
         if chosen:
@@ -145,7 +166,7 @@ def _options_and_defaults(text: str) -> tuple[list[str], dict[str, str]]:
     for line in text.splitlines():
         inside = line == "defaults:" or (inside and line.startswith("  - "))
         group, _, choice = line.removeprefix("  - ").partition(": ")
-        if inside and choice:
+        if inside and line != "defaults:" and group != "_self_":
             defaults[group] = choice
         elif not inside and line and not line.startswith(("# @package", "# fracdna")):
             options.append(f"  {line}")

@@ -7,7 +7,7 @@ import torch
 from models import MIXERS, model_config
 from omegaconf import OmegaConf
 
-from fracdna.configuration import compose_configuration, configs_folder
+from fracdna.configuration import compose_configuration, configs_folder, describe
 from fracdna.model.checkpoint import build_model
 from fracdna_prep.errors import InputError
 
@@ -186,6 +186,21 @@ def test_an_experiment_wins_over_the_defaults_and_a_word_over_the_experiment():
         ("mixer=[gdn,frac]", "mixer=[gdn,frac]: choose one of mixer=attention|frac|gdn"),
         ("mixer=gdn,frac", "mixer=gdn,frac: choose one of mixer=attention|frac|gdn"),
         ("mixer=null", "mixer=null: choose one of mixer=attention|frac|gdn"),
+        ("recipe=mine", "recipe/mine"),
+        ("logger=paper", "logger/paper"),
+        ("recipe=null", "recipe=null: choose one of recipe=caduceus|hyenadna"),
+        ("logger.mode=offline", "no option 'logger.mode'"),
+        ("compile=null", "compile=null needs true or false"),
+        ("data.bases_per_batch=some", "=some needs a whole number, or auto"),
+        ("data.bases_per_batch=0.5", "=0.5 needs a whole number, or auto"),
+        ("schedule.start_lr=low", "schedule.start_lr=low needs a number"),
+        ("schedule.final_lr=-1", "schedule.final_lr=-1 must be at least 0"),
+        ("schedule.start_lr=inf", "schedule.start_lr=inf must be at least 0 and finite"),
+        ("data.stages=null", "data.stages=null needs a list of length and steps"),
+        ("data.stages=[{length: 64}]", "data.stages=[{length: 64}] needs a list of length and"),
+        ("data.stages=[{length: 64, steps: 1.5}]", "steps: 1.5}] needs a list of length and"),
+        ("data.stages=[{length: 64, steps: true}]", "steps: true}] needs a list of length and"),
+        ("data.stages=[64]", '"data.stages=[{length: 1000, steps: 1000}]"'),
     ],
 )
 def test_a_wrong_word_is_refused_with_the_remedy(override, message):
@@ -205,6 +220,14 @@ def test_hints_are_about_the_files_that_are_chosen():
     assert "`fracdna train mixer=gdn --help`" in message
     with pytest.raises(InputError, match=r"did you mean model\.mixer\.negative_eigenvalues\?"):
         compose_configuration("train", ["mixer=gdn", "model.mixer.negative_eigenvalue=true"])
+
+
+def test_help_shows_the_files_that_a_chosen_file_builds_on():
+    """The recipe with a length warm-up is another one with stages."""
+    text = describe("train", ["recipe=hyenadna_warmup", "logger=wandb"])
+    for line in ("- {length: 16384, steps: 2500}", "betas: [0.9, 0.999]", "mode: online"):
+        assert line in text
+    assert "recipe=caduceus|hyenadna|hyenadna_warmup\n  # none unless chosen" in describe("train")
 
 
 def test_configs_folder_can_be_named(monkeypatch, tmp_path):
@@ -244,4 +267,6 @@ def test_a_single_value_is_a_list_of_one():
 def test_null_stays_where_it_means_something():
     config = compose_configuration("train", ["trainer.gradient_clip_val=null"])
     assert config.trainer.gradient_clip_val is None
+    words = ["recipe=caduceus", "schedule.final_lr=null", "data.bases_per_batch=null"]
+    assert compose_configuration("train", words).schedule.final_lr is None
     assert compose_configuration("prepare", ["intervals=null"]).intervals is None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fracdna.data.order import Sample, strand_choice
+from fracdna.data.order import Sample, StageSample, strand_choice
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.tables import WindowTable
 
@@ -71,6 +71,28 @@ class WindowDataset(Dataset[Batch]):
                 mask[place, first : first + len(known)] = known[::-1] if flip else known
         batch = {"ids": torch.from_numpy(ids)}
         return batch | {"soft_mask": torch.from_numpy(mask)} if self.soft_mask else batch
+
+
+class StagedWindows(Dataset[Batch]):
+    """The windows of a run whose stages have lengths of their own.
+
+    Args:
+        stages: the windows of each stage.
+    """
+
+    def __init__(self, stages: Sequence[WindowDataset]) -> None:
+        self.stages = stages
+
+    def __len__(self) -> int:
+        return sum(map(len, self.stages))
+
+    def __getitem__(self, sample: StageSample) -> Batch:
+        """A batch of one."""
+        return self.__getitems__([sample])
+
+    def __getitems__(self, samples: Sequence[StageSample]) -> Batch:
+        """The windows of a batch, which are all of one stage; see WindowDataset."""
+        return self.stages[samples[0][0]].__getitems__([sample[1:] for sample in samples])
 
 
 def as_is(batch: Batch) -> Batch:

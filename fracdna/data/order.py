@@ -1,11 +1,12 @@
 """In which order windows are seen, and how, as a function of (seed, epoch, index) alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from torch.utils.data import Sampler
 
 Sample = tuple[int, int]  # epoch, index of the window
+StageSample = tuple[int, int, int]  # stage, epoch, index of the window
 
 
 def strand_choice(seed: int, epoch: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -76,3 +77,38 @@ class StepBatches(Sampler[list[Sample]]):
     def permutation(self, epoch: int) -> np.ndarray:
         """The order of one epoch: (windows,) int64."""
         return np.random.default_rng([self.seed, epoch]).permutation(self.windows)
+
+
+class StagedBatches(Sampler[list[StageSample]]):
+    """Batches of a run whose windows change their length: the lists of its stages, one by one.
+
+    Args:
+        stages: the batches of each stage.
+    """
+
+    def __init__(self, stages: Sequence[StepBatches]) -> None:
+        self.stages = stages
+        self.start = 0
+
+    def __len__(self) -> int:
+        """Batches of the whole run, also when it continues in the middle."""
+        return sum(map(len, self.stages))
+
+    def __iter__(self) -> Iterator[list[StageSample]]:
+        """Batches from self.start on."""
+        before = 0
+        for number, batches in enumerate(self.stages):
+            batches.start = min(max(self.start - before, 0), batches.total)
+            before += batches.total
+            for samples in batches:
+                yield [(number, *sample) for sample in samples]
+
+
+def stage_seed(seed: int, stages_left: int) -> int:
+    """Seed of a stage's order and strands: two stages of one length show different windows first.
+
+    Args:
+        seed: of the run, below 2^32.
+        stages_left: stages that follow; the last one has the seed of a run without stages.
+    """
+    return seed + (stages_left << 32)

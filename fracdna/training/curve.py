@@ -15,7 +15,8 @@ class CurvePoint:
     """One row of metrics.csv; None where a value was not measured at that step.
 
     bases are seen since the start, train_bases those counted since the row before (N and PAD are
-    not), nll is in nats per base.
+    not), nll is in nats per base, loader_wait the share of the time since the row before in which
+    the device waited for data.
     """
 
     step: int
@@ -29,6 +30,7 @@ class CurvePoint:
     train_perplexity: float | None = None
     validation_nll: float | None = None
     validation_perplexity: float | None = None
+    loader_wait: float | None = None
 
 
 class TrainingCurve:
@@ -83,12 +85,14 @@ class TrainingCurve:
 
 
 def read_curve(path: Path) -> list[CurvePoint]:
-    """Rows of a metrics.csv; a last line cut off by a crash is left out."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    whole = [row for row in rows if None not in row.values()]
+    """Rows of a metrics.csv; a last line cut off by a crash is left out.
+
+    Columns that an older version did not write are None.
+    """
+    whole, _, _ = path.read_text().rpartition("\n")
     return [
-        CurvePoint(**{name: _number(name, text) for name, text in row.items()}) for row in whole
+        CurvePoint(**{name: _number(name, text) for name, text in row.items()})
+        for row in csv.DictReader(whole.splitlines())
     ]
 
 

@@ -214,11 +214,14 @@ class _Replayed(torch.autograd.Function):
 
 
 class GraphedPass:
-    """A pass that is replayed for batches like the first one, and run as it is for all others.
+    """A pass that is replayed for batches like the recorded one.
 
     Recorded at the first batch, and again if the parameters have moved, or were frozen or thawed
-    since. Of what else a pass depends on, such as the mode of dropout, the first batch decides.
-    Copies and pickles are without the recording, and make their own.
+    since, or if a batch is of another shape: a stage of longer windows has begun. There is one
+    recording at a time, for it holds the memory of a pass, and beside it there may be no room for a
+    pass of another shape, recorded or not. Of what else a pass depends on, such as the mode of
+    dropout, the recorded batch decides. Copies and pickles are without the recording, and make
+    their own.
 
     Args:
         compute: see CapturedPass.
@@ -247,9 +250,11 @@ class GraphedPass:
             InputError: graphs are required and cannot be recorded.
         """
         if torch.is_grad_enabled() and not self._failed:
-            if self._captured is None or self._captured.moved():
+            held = self._captured
+            if held is None or held.moved() or not held.fits(batch):
+                del held  # with the recording goes its memory
                 self._capture(batch)
-            if self._captured is not None and self._captured.fits(batch):
+            if self._captured is not None:
                 return self._captured(batch)
         return self._compute(batch)
 
@@ -259,7 +264,9 @@ class GraphedPass:
 
     def _capture(self, batch: Batch) -> None:
         """Record, if it can be done."""
-        self._captured = None  # its memory is needed
+        if self._captured is not None:
+            self._captured = None
+            _free_memory()  # of the recording, as large as a pass
         try:
             recorder = self._recorder(self._parameters[0].device)
             self._captured = CapturedPass(self._compute, self._parameters, batch, recorder)
@@ -273,9 +280,7 @@ class GraphedPass:
                     "train without graphs where they cannot be used"
                 ) from error
         self._failed = True
-        # what the attempt has left behind is as large as a pass
-        gc.collect()
-        torch.cuda.empty_cache()
+        _free_memory()  # that the attempt has left behind
         warnings.warn(
             f"training goes on without CUDA graphs, which could not be recorded: {reason}",
             RuntimeWarning,
@@ -283,13 +288,16 @@ class GraphedPass:
         )
 
 
-def choose_graphs(setting: Any, strategy: Strategy, model: nn.Module) -> tuple[bool, str]:
+def choose_graphs(
+    setting: Any, strategy: Strategy, model: nn.Module, compiled: bool = False
+) -> tuple[bool, str]:
     """Whether a run replays its passes from CUDA graphs, and a line that says so.
 
     Args:
         setting: "auto" where they can be used, true always, false never.
         strategy: of the run.
         model: the network.
+        compiled: torch.compile takes the place of its Python.
 
     Raises:
         InputError: another setting, or true where they cannot be used.
@@ -299,6 +307,8 @@ def choose_graphs(setting: Any, strategy: Strategy, model: nn.Module) -> tuple[b
     if setting is False:
         return False, "none: cuda_graphs=false"
     obstacle = graph_obstacle(strategy, model)
+    if obstacle is None and compiled:
+        obstacle = "compile=true fuses and launches the passes in its own way; choose one of both"
     if obstacle is None:
         return True, "the forward and the backward pass of a batch"
     if setting is True:
@@ -322,6 +332,12 @@ def graph_obstacle(strategy: Strategy, model: nn.Module) -> str | None:
     if any(getattr(part, "activation_checkpointing", False) for part in model.modules()):
         return "model.activation_checkpointing=true recomputes layers, which a graph cannot"
     return None
+
+
+def _free_memory() -> None:
+    """Give back to the device what nobody can reach any more."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _reason(error: BaseException) -> str:

@@ -51,10 +51,12 @@ class LanguageModelling(pl.LightningModule):
         steps: optimizer steps of the run.
         warmup: share of the steps with a rising learning rate.
         final: factor on the learning rate at the end.
+        start: factor at the first step; None: an even rise from 0.
         soft_mask_weight: weight of soft-masked bases in the training loss, 0 to 1.
         recipe: plain values that a resumed run must repeat.
         graphs: called with a pass and the parameters, gives a pass to use in its place
             (fracdna.training.graphs.GraphedPass); None: the pass as it is.
+        compiled: the network runs through torch.compile; names of parameters stay the same.
     """
 
     def __init__(
@@ -66,22 +68,34 @@ class LanguageModelling(pl.LightningModule):
         steps: int,
         warmup: float,
         final: float,
+        start: float | None = None,
         soft_mask_weight: float = 1.0,
         recipe: dict[str, Any] | None = None,
         graphs: Callable[..., Pass] | None = None,
+        compiled: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
         self.build_optimizer = partial(build_optimizer, model, optimizer, weight_decay)
-        self.factor = partial(warmup_cosine, steps=steps, warmup=warmup, final=final)
-        self.training_pass: Pass = partial(batch_loss, model, soft_mask_weight)
+        self.factor = partial(warmup_cosine, steps=steps, warmup=warmup, final=final, start=start)
+        self.plain_pass: Pass = partial(batch_loss, model, soft_mask_weight)
+        self.training_pass = self.plain_pass
         if graphs is not None:
-            self.training_pass = graphs(self.training_pass, model.parameters())
+            self.training_pass = graphs(self.plain_pass, model.parameters())
+        self.compiled = compiled
         self.recipe = recipe or {}
         self.training_likelihood = TokenLikelihood()
         # a resumed run's first row counts the steps before the interruption too
         self.training_likelihood.persistent(True)
         self.validation_likelihood = TokenLikelihood()
+
+    def on_fit_start(self) -> None:
+        """Compile for the shapes of this run, not for those that were tried before it.
+
+        Each for itself: a run has few, and code for any length is slower.
+        """
+        if self.compiled:
+            self.model.compile(dynamic=False)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch; its nats are added to the training likelihood."""

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import logging
+import sys
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,34 @@ from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from fracdna.data.datamodule import WindowData
 from fracdna.devices import describe_device
 from fracdna.evaluation.likelihood import bits_per_base, perplexity
 from fracdna.model.checkpoint import build_model, read_checkpoint
-from fracdna.outcomes import FINE, INTERRUPTED
-from fracdna.training.callbacks import BestCheckpoint, Interrupted, KeepLast, Monitor, RandomState
+from fracdna.outcomes import FINE, INTERRUPTED, ROW_PROBLEMS
+from fracdna.training.batch_memory import (
+    CPU_BASES,
+    BatchFromMemory,
+    measure_on_gpu,
+    measures_memory,
+)
+from fracdna.training.callbacks import (
+    BestCheckpoint,
+    Interrupted,
+    KeepLast,
+    Monitor,
+    NotSaved,
+    RandomState,
+    saving,
+)
+from fracdna.training.compilation import check_compiler
 from fracdna.training.graphs import GraphedPass, choose_graphs
 from fracdna.training.language_modelling import LanguageModelling
+from fracdna.training.loggers import build_logger
+from fracdna.training.optimizer import schedule_factors
 from fracdna_kernels.fused import describe_kernels
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import atomic_file, check_writable, exclusive_lock
@@ -33,7 +52,8 @@ from fracdna_prep.files import atomic_file, check_writable, exclusive_lock
 def train(config: DictConfig) -> int:
     """Run `fracdna train`.
 
-    Everything that can be refused is refused before anything is written.
+    Everything that can be refused is refused before anything is written, but a window that turns
+    out to be too long for the memory of a device.
 
     Args:
         config: the composed configuration of configs/train.yaml.
@@ -51,27 +71,32 @@ def train(config: DictConfig) -> int:
         plain["data"]["prepared"] = str(Path(plain["data"]["prepared"]).absolute())
     if config.seed < 0:
         raise InputError(f"seed={config.seed} must be at least 0")
+    automatic = plain["data"]["bases_per_batch"] == "auto"
     data = WindowData(
         steps=config.steps,
         seed=config.seed,
         soft_mask=config.soft_mask_weight < 1,
-        **plain["data"],
+        **plain["data"] | ({"bases_per_batch": None} if automatic else {}),
     )
+    start, final = schedule_factors(plain["schedule"], config.optimizer.lr)
     pl.seed_everything(config.seed, workers=True, verbose=False)
     model = build_model(plain["model"])
-    trainer, accumulate = _build_trainer(config, data, output, last)
-    graphs, about_graphs = choose_graphs(config.cuda_graphs, trainer.strategy, model)
-    recipe = {
-        "model": plain["model"],
-        "data": data.identity() | {"batches_per_step": accumulate},
-        "optimizer": plain["optimizer"],
-        "schedule": plain["schedule"],
-        "steps": config.steps,
-        "soft_mask_weight": config.soft_mask_weight,
-        "gradient_clip_val": config.trainer.gradient_clip_val,
-        "precision": str(trainer.precision),
-    }
-    resume = _resume_from(output, last, recipe, config.resume)
+    logger = build_logger(plain, output)
+    trainer = _build_trainer(config, data, logger, last)
+    graphs, about_graphs = choose_graphs(
+        config.cuda_graphs, trainer.strategy, model, config.compile
+    )
+    if config.compile:
+        check_compiler(trainer.strategy.root_device)
+    resume = _resume_from(output, last, config.resume)
+    saved = {} if resume is None else read_checkpoint(resume)["fracdna"].get("recipe", {})
+    recipe = _recipe(config, plain, data, trainer)
+    settle = partial(_settle_batches, config, data, recipe)
+    if automatic:
+        _choose_batches(trainer, data, saved, settle)
+    settle(trainer)
+    if resume:
+        _check_same(resume, saved, recipe)
     check_writable(output)
     module = LanguageModelling(
         model,
@@ -79,18 +104,68 @@ def train(config: DictConfig) -> int:
         weight_decay=config.optimizer.weight_decay,
         steps=config.steps,
         warmup=config.schedule.warmup,
-        final=config.schedule.final,
+        final=final,
+        start=start,
         soft_mask_weight=config.soft_mask_weight,
         recipe=recipe,
         graphs=partial(GraphedPass, required=config.cuda_graphs is True) if graphs else None,
+        compiled=config.compile,
     )
     with contextlib.ExitStack() as stack:
         if trainer.is_global_zero:
             stack.enter_context(exclusive_lock(output / ".lock", wait=False))
             _write_configuration(output, plain)
-            _announce(config, data, model, accumulate, resume, trainer.strategy.root_device)
+            _announce(config, data, trainer, model, resume)
             print(f"CUDA graphs: {about_graphs}")
         return _fit(trainer, module, data, resume, last)
+
+
+def _recipe(
+    config: DictConfig, plain: dict[str, Any], data: WindowData, trainer: pl.Trainer
+) -> dict[str, Any]:
+    """What a resumed run must repeat; options that are left out, or null, are not in it."""
+    schedule = {name: value for name, value in plain["schedule"].items() if value is not None}
+    return {
+        "model": plain["model"],
+        "data": data.identity(),
+        "optimizer": plain["optimizer"],
+        "schedule": schedule,
+        "steps": config.steps,
+        "soft_mask_weight": config.soft_mask_weight,
+        "gradient_clip_val": config.trainer.gradient_clip_val,
+        "precision": str(trainer.precision),
+    } | ({"compile": True} if config.compile else {})
+
+
+def _choose_batches(
+    trainer: pl.Trainer,
+    data: WindowData,
+    saved: dict[str, Any],
+    settle: Callable[[pl.Trainer], None],
+) -> None:
+    """Batches of a run that was not told their size: as before, from memory, or modest."""
+    known = saved.get("data", {}).get("batches_per_step")
+    if known:
+        data.repeat_batches(known, trainer.world_size)
+    elif measures_memory(trainer.strategy.root_device):
+        # takes the place of what is known so far when the devices have met
+        trainer.callbacks.insert(0, BatchFromMemory(data, settle, measure_on_gpu))
+    else:
+        data.take_largest_batch(max(CPU_BASES // data.length, 1), trainer.world_size)
+
+
+def _settle_batches(
+    config: DictConfig, data: WindowData, recipe: dict[str, Any], trainer: pl.Trainer
+) -> None:
+    """Tell engine and recipe how many batches a step has.
+
+    Raises:
+        InputError: shares of a step that do not come out even.
+    """
+    _, accumulate = data.batches(trainer.world_size)
+    trainer.accumulate_grad_batches = accumulate
+    trainer.val_check_interval = min(config.validate_every, config.steps) * accumulate
+    recipe["data"]["batches_per_step"] = accumulate
 
 
 def _fit(
@@ -101,16 +176,22 @@ def _fit(
     last: Path,
 ) -> int:
     """Train to the end or to an interruption; the exit code."""
+    output = last.parent.parent
     try:
-        # a checkpoint holds plain values only, so it is opened as data, never as code
-        trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+        with saving(output):
+            # a checkpoint holds plain values only, so it is opened as data, never as code
+            trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+            trainer.save_checkpoint(last, weights_only=False)
+            if trainer.is_global_zero:
+                _summarize(trainer, output)
     except Interrupted as stop:
-        where = "and saved" if stop.saved else "before it could save the newest steps"
-        print(f"interrupted at step {trainer.global_step} {where}: resume=true goes on")
+        if trainer.is_global_zero:
+            where = "and saved" if stop.saved else "before it could save the newest steps"
+            print(f"interrupted at step {trainer.global_step} {where}: resume=true goes on")
         return INTERRUPTED
-    trainer.save_checkpoint(last, weights_only=False)
-    if trainer.is_global_zero:
-        _summarize(trainer, last.parent.parent)
+    except NotSaved as error:
+        print(f"fracdna train: step {trainer.global_step}: {error}", file=sys.stderr)
+        return ROW_PROBLEMS
     return FINE
 
 
@@ -125,7 +206,7 @@ def _optimizer(config: DictConfig) -> Any:
     return optimizer
 
 
-def _resume_from(output: Path, last: Path, recipe: dict[str, Any], resume: bool) -> Path | None:
+def _resume_from(output: Path, last: Path, resume: bool) -> Path | None:
     """The checkpoint to continue from, None for a new run."""
     begun = any((output / name).exists() for name in ("checkpoints", "metrics.csv", "summary.json"))
     if begun and not resume:
@@ -134,24 +215,35 @@ def _resume_from(output: Path, last: Path, recipe: dict[str, Any], resume: bool)
             "with output="
         )
     if not last.exists():
-        if resume and any(last.parent.glob("*.ckpt")):
-            raise InputError(f"{last} is missing, other checkpoints are there: rename one to it")
+        # a run may be killed at its first validation, between the best checkpoint and the last
+        last = last.with_name("best.ckpt")
+    if not last.exists():
+        # names with a dot are what a killed run has not finished
+        if resume and any(last.parent.glob("[!.]*.ckpt")):
+            raise InputError(
+                f"{last.parent} has neither last.ckpt nor best.ckpt, but other checkpoints: copy "
+                "one to last.ckpt"
+            )
         return None
-    saved = read_checkpoint(last)["fracdna"].get("recipe", {})
-    changed = [name for name in recipe if saved.get(name) != recipe[name]]
+    return last
+
+
+def _check_same(last: Path, saved: dict[str, Any], recipe: dict[str, Any]) -> None:
+    """Refuse to continue a run with what would change it."""
+    changed = [name for name in saved | recipe if saved.get(name) != recipe.get(name)]
     if changed:
-        details = "; ".join(f"{n}: {saved.get(n)} there, {recipe[n]} now" for n in changed)
+        details = "; ".join(f"{n}: {saved.get(n)} there, {recipe.get(n)} now" for n in changed)
         raise InputError(
             f"{last} belongs to a run with other settings, which cannot be continued: {details}. "
             "Give those settings, or start a new run with another output="
         )
-    return last
 
 
 def _build_trainer(
-    config: DictConfig, data: WindowData, output: Path, last: Path
-) -> tuple[pl.Trainer, int]:
-    """Lightning's engine with our callbacks, and batches per optimizer step."""
+    config: DictConfig, data: WindowData, logger: Logger | None, last: Path
+) -> pl.Trainer:
+    """Lightning's engine with our callbacks."""
+    output = last.parent.parent
     _quiet_lightning()
     settings = OmegaConf.to_container(config.trainer, resolve=True)
     if settings["precision"] == "auto":
@@ -181,14 +273,9 @@ def _build_trainer(
         "default_root_dir": output,
     }
     try:
-        logger = TensorBoardLogger(output, name="tensorboard", version="")
-        trainer = pl.Trainer(**settings, **fixed, logger=logger, callbacks=callbacks)
+        return pl.Trainer(**settings, **fixed, logger=logger or False, callbacks=callbacks)
     except (MisconfigurationException, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"trainer options cannot be met here: {error}") from error
-    _, accumulate = data.batches(trainer.world_size)
-    trainer.accumulate_grad_batches = accumulate
-    trainer.val_check_interval = min(config.validate_every, config.steps) * accumulate
-    return trainer, accumulate
 
 
 def _quiet_lightning() -> None:
@@ -223,20 +310,31 @@ def _write_configuration(output: Path, plain: dict[str, Any]) -> None:
 def _announce(
     config: DictConfig,
     data: WindowData,
+    trainer: pl.Trainer,
     model: torch.nn.Module,
-    accumulate: int,
     resume: Path | None,
-    device: torch.device,
 ) -> None:
     """Say what is about to happen, before it takes hours."""
+    device = trainer.strategy.root_device
     parameters = sum(p.numel() for p in model.parameters())
-    bases = config.steps * data.windows_per_step * data.length
+    bases = config.steps * data.bases_per_step
     epochs = bases / (len(data.training) * data.length)
+    searched = any(isinstance(callback, BatchFromMemory) for callback in trainer.callbacks)
+    batches = "as few batches as memory allows"
+    if not searched:
+        batches = f"{trainer.accumulate_grad_batches} batches"
     print(
         f"{parameters:,} parameters; {config.steps:,} steps of {data.windows_per_step:,} windows "
-        f"of {data.length:,} bases in {accumulate} batches: {bases:,} bases, {epochs:.2f} epochs "
-        f"of {len(data.training):,} windows"
+        f"of {data.length:,} bases in {batches}: {bases:,} bases, {epochs:.2f} epochs of "
+        f"{len(data.training):,} windows"
     )
+    if data.stages[1:]:
+        stages = (
+            f"{stage.steps:,} steps of {data.bases_per_step // stage.length:,} windows of "
+            f"{stage.length:,} bases"
+            for stage in data.stages[:-1]
+        )
+        print(f"of these, length warm-up: {', '.join(stages)}")
     print(f"{describe_device(device)}; kernels: {describe_kernels(device)}")
     if resume:
         print(f"continuing from {resume}")

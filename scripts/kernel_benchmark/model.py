@@ -8,7 +8,7 @@ needs hydra-core, omegaconf, pyfaidx, biopython, pytorch-lightning and torchmetr
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -95,13 +95,22 @@ def _part_columns(model: nn.Module, parts: dict[str, float], copy_rate: float) -
     }
 
 
-def training_step(window: int, mode: str, device: str = "cuda") -> tuple[nn.Module, Step]:
+def training_step(
+    window: int,
+    mode: str,
+    device: str = "cuda",
+    *,
+    overrides: Sequence[str] = ("experiment=dna_7m", "mixer=frac"),
+    bases: int | None = None,
+) -> tuple[nn.Module, Step]:
     """The model and a step on a batch of windows of random bases.
 
     Args:
         window: bases of a window.
-        mode: "eager", "graphs" or "compiled".
+        mode: "eager", "graphs" (an error where they cannot be), "auto" (eager there) or "compiled".
         device: where it runs.
+        overrides: words of `fracdna train` that choose the model.
+        bases: of the batch; None: BASES.
     """
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
@@ -112,8 +121,9 @@ def training_step(window: int, mode: str, device: str = "cuda") -> tuple[nn.Modu
     from fracdna.training.language_modelling import LanguageModelling
     from fracdna_prep.vocabulary import DNA
 
-    config = compose_configuration("train", ["experiment=dna_7m", "mixer=frac"])
+    config = compose_configuration("train", list(overrides))
     model = build_model(OmegaConf.to_container(config.model, resolve=True))
+    graphed = partial(GraphedPass, required=mode == "graphs")
     module = LanguageModelling(
         model,
         optimizer=instantiate(config.optimizer.algorithm, _convert_="all"),
@@ -122,13 +132,14 @@ def training_step(window: int, mode: str, device: str = "cuda") -> tuple[nn.Modu
         warmup=config.schedule.warmup,
         final=config.schedule.final,
         soft_mask_weight=config.soft_mask_weight,
-        graphs=partial(GraphedPass, required=True) if mode == "graphs" else None,
+        graphs=None if mode in ("eager", "compiled") else graphed,
     ).to(device)
     optimizer = module.configure_optimizers()["optimizer"]
     if mode == "compiled":
         model.compile(dynamic=False)
-    bases = torch.tensor(sorted(DNA.bases), device=device)
-    ids = bases[torch.randint(len(bases), (BASES // window, window), device=device)]
+    letters = torch.tensor(sorted(DNA.bases), device=device)
+    shape = (bases or BASES) // window, window
+    ids = letters[torch.randint(len(letters), shape, device=device)]
 
     def step() -> Tensor:
         with torch.autocast(device, torch.bfloat16):

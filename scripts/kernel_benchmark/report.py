@@ -73,12 +73,8 @@ def circumstances(commit: str | None) -> dict[str, Any]:
     """
     import torch
 
-    device = torch.cuda.get_device_properties(0)
     return {
-        "gpu": device.name,
-        "gpu_gib": round(device.total_memory / 2**30, 1),
-        "capability": f"{device.major}.{device.minor}",
-        "multiprocessors": device.multi_processor_count,
+        **_gpu(),
         "host": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -87,6 +83,21 @@ def circumstances(commit: str | None) -> dict[str, Any]:
         "fla-core": installed("fla-core"),
         "commit": commit or checkout(),
         "command": shlex.join(["python", *sys.argv]),
+    }
+
+
+def _gpu() -> dict[str, Any]:
+    """What is known about the first GPU, if there is one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    device = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": device.name,
+        "gpu_gib": round(device.total_memory / 2**30, 1),
+        "capability": f"{device.major}.{device.minor}",
+        "multiprocessors": device.multi_processor_count,
     }
 
 

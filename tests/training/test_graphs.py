@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import warnings
+import weakref
 from functools import partial
 
 import pytest
@@ -91,6 +92,8 @@ def trained(model, given, graphs=None, *, accumulate=1, to_none=True, low=False,
             optimizer.zero_grad(set_to_none=to_none)
         loss.backward()
         losses.append(loss.detach())
+        # gone before the next pass, as with Lightning: what lives on keeps its stream
+        del loss
         if (index + 1) % accumulate == 0:
             norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip))
             optimizer.step()
@@ -250,8 +253,8 @@ class Counting(Rerun):
         Counting.made += 1
 
 
-def test_other_batches_and_passes_without_gradients_are_not_replayed(monkeypatch):
-    """Another shape, dtype or set of tensors; one recording serves all batches that fit."""
+def test_one_recording_serves_all_batches_that_fit_and_others_get_their_own(monkeypatch):
+    """Another shape, dtype or set of tensors; a pass without gradients is never replayed."""
     monkeypatch.setattr(Counting, "made", 0)
     replays = []
     monkeypatch.setattr(
@@ -267,7 +270,32 @@ def test_other_batches_and_passes_without_gradients_are_not_replayed(monkeypatch
     graphed({"ids": plain, "soft_mask": plain})
     with torch.no_grad():
         assert not graphed({"ids": plain})[0].requires_grad
-    assert (Counting.made, len(replays)) == (1, 3)
+    assert (Counting.made, len(replays)) == (5, 6)
+
+
+def test_there_is_one_recording_at_a_time(monkeypatch):
+    """That of the stage before is gone when the next one is made: it holds as much as a pass."""
+    alive = weakref.WeakSet()
+    found = []
+
+    class Weighing(Rerun):
+        def __init__(self, device):
+            super().__init__(device)
+            found.append(len(alive))
+
+    original = CapturedPass.__init__
+
+    def remember(self, *arguments):
+        original(self, *arguments)
+        alive.add(self)
+
+    monkeypatch.setattr(CapturedPass, "__init__", remember)
+    weight = torch.nn.Parameter(torch.tensor([3.0]))
+    graphed = GraphedPass(square(weight), [weight], required=True, recorder=Weighing)
+    for length in (2, 2, 3, 5):
+        graphed({"ids": torch.ones(length)})[0].backward()
+    assert found == [0, 0, 0]
+    assert weight.grad.item() == 6 * (2 + 2 + 3 + 5)
 
 
 def test_parameters_that_moved_are_recorded_again(monkeypatch):
@@ -344,7 +372,7 @@ def test_a_pass_is_recorded_anew_when_parameters_are_frozen_or_thawed():
         assert found == [15.0 if trained[0] else None, 10.0 if trained[1] else None]
 
 
-def test_another_autocast_is_not_replayed():
+def test_another_autocast_is_recorded_anew():
     """The dtype of a pass is that of the place where it is called."""
     weight = torch.nn.Parameter(torch.full((4, 4), 1 / 3))
     graphed = GraphedPass(lambda b: ((b["ids"] @ weight).sum(),), [weight], recorder=Rerun)
@@ -428,6 +456,17 @@ def test_graphs_are_used_where_they_can_be(devices, overrides, reason):
     for other in (1, None, "yes"):
         with pytest.raises(InputError, match=f"cuda_graphs={other}: choose auto, true or false"):
             choose_graphs(other, devices, model)
+
+
+def test_graphs_and_compilation_are_not_used_together():
+    """auto leaves the passes to torch.compile; both at once are refused."""
+    model, device = tiny_model("attention"), strategy("one GPU")
+    used, said = choose_graphs("auto", device, model, compiled=True)
+    assert not used
+    assert "compile=true" in said
+    with pytest.raises(InputError, match=r"cuda_graphs=true cannot be met: compile=true"):
+        choose_graphs(True, device, model, compiled=True)
+    assert choose_graphs(False, device, model, compiled=True)[1] == "none: cuda_graphs=false"
 
 
 SMALL = [
