@@ -24,22 +24,38 @@ OPTIONAL = {
     "genome": "text",
     "prepared": "text",
     "data.prepared": "text",
-    "data.bases_per_batch": "whole number",
+    "data.bases_per_batch": "whole number, or auto",
+    "schedule.start_lr": "number",
+    "schedule.final_lr": "number",
+    "logger.name": "text",
+    "reset": "whole number",
+    "logger.group": "text",
+    "logger.entity": "text",
+    "logger.id": "text",
     "block_size": "whole number",
     "guard": "whole number",
 }
 # options with another default that may be null
 NULLABLE = ("trainer.gradient_clip_val",)
+# lists of records: what each has, whole numbers of at least 1
+RECORDS = {"data.stages": ("length", "steps")}
+# lists that may be empty although their default is not
+EMPTIABLE = ("lengths",)
 # lowest and highest value, of lists each value
 RANGES = {
     "steps": (1, math.inf),
     "seed": (0, 2**32 - 1),
     "schedule.warmup": (0, 1),
     "schedule.final": (0, 1),
+    "schedule.start_lr": (0, math.inf),
+    "schedule.final_lr": (0, math.inf),
     "soft_mask_weight": (0, 1),
     "validate_every": (1, math.inf),
     "checkpoint_every": (1, math.inf),
     "log_every": (1, math.inf),
+    "target": (1, math.inf),
+    "reset": (1, math.inf),
+    "stream_block": (1, math.inf),
     "data.length": (1, math.inf),
     "data.bases_per_step": (1, math.inf),
     "data.bases_per_batch": (1, math.inf),
@@ -55,8 +71,14 @@ RANGES = {
     "batch_bases": (1, math.inf),
     "segment": (1, math.inf),
 }
-# of several kinds: the first are left to Lightning, the last is checked where it is used
-FREE = ("trainer.devices", "trainer.strategy", "trainer.precision", "cuda_graphs")
+# of several kinds: the first are left to Lightning, the others are checked where they are used
+FREE = (
+    "trainer.devices",
+    "trainer.strategy",
+    "trainer.precision",
+    "cuda_graphs",
+    "model.activation_checkpointing",
+)
 # options under which others stand, and how they are exchanged as a whole
 CHOSEN_BY = {"model.mixer": "mixer=gdn"}
 KINDS = {
@@ -106,6 +128,8 @@ def shown(value: Any) -> str:
     """A value as it is typed."""
     if isinstance(value, list):
         return "[" + ",".join(map(shown, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {shown(part)}" for name, part in value.items()) + "}"
     words = {None: "null", True: "true", False: "false"}
     return words[value] if value is None or isinstance(value, bool) else str(value)
 
@@ -126,16 +150,20 @@ def _check_place(name: str, value: Any, before: Mapping[str, Any]) -> None:
 
 
 def _check_kind(name: str, default: Any, value: Any) -> None:
-    """One value against its default, or against the table where that is null."""
-    if value is None and (default is None or name in NULLABLE):
+    """One value against its default, or against the tables where that says too little."""
+    if name in RECORDS:
+        _check_records(name, value)
+    elif value is None and (default is None or name in NULLABLE):
         return
-    if default is None:
+    elif default is None:
         kind = OPTIONAL.get(name)
         fits = {
             None: True,
             "text": _is_text(value),
             "texts": _is_text(value) or (_is_list(value, str) and all(map(_is_text, value))),
             "whole number": _is(value, int),
+            "whole number, or auto": _is(value, int) or value == "auto",
+            "number": _is(value, float),
         }
         if not fits[kind]:
             words = {"texts": "text, or a list of texts", "text": "text"}
@@ -143,10 +171,24 @@ def _check_kind(name: str, default: Any, value: Any) -> None:
     elif isinstance(default, list):
         kind = type(default[0]) if default else None
         listed = value if isinstance(value, list) else [value]
-        if value is None or (kind is not None and not _is_list(listed, kind)):
+        empty = value == [] and name in EMPTIABLE
+        if value is None or (kind is not None and not empty and not _is_list(listed, kind)):
             raise InputError(f"{name}={shown(value)} needs a list: {name}={shown(default)}")
     elif type(default) in KINDS and not _is(value, type(default)):
         raise InputError(f"{name}={shown(value)} needs {KINDS[type(default)]}")
+
+
+def _check_records(name: str, value: Any) -> None:
+    """A list of records that have all of their whole numbers and nothing else."""
+    fields = RECORDS[name]
+    for record in value if isinstance(value, list) else [value]:
+        numbers = isinstance(record, dict) and set(record) == set(fields) and record.values()
+        if not numbers or not all(_is(number, int) and number >= 1 for number in numbers):
+            example = ", ".join(f"{field}: 1000" for field in fields)
+            raise InputError(
+                f"{name}={shown(value)} needs a list of {' and '.join(fields)}, whole numbers of "
+                f'at least 1: "{name}=[{{{example}}}]"'
+            )
 
 
 def _is(value: Any, kind: type) -> bool:

@@ -52,18 +52,20 @@ def draw_lines(
     *,
     xlabel: str,
     title: str,
+    ylabel: str = "perplexity",
     marks: Mapping[float, str] | None = None,
 ) -> None:
-    """Perplexity curves over a doubling axis.
+    """Curves over a doubling axis.
 
     Args:
         path: of the PNG.
         lines: curves; references are thin and dashed.
         xlabel: under the axis.
         title: above it.
+        ylabel: beside the other axis.
         marks: places on the axis that get a vertical line and a word.
     """
-    figure, axes = new_axes(xlabel, "perplexity", title)
+    figure, axes = new_axes(xlabel, ylabel, title)
     ticks = sorted({x for line in lines for x in line.x})
     for line in lines:
         style = {"lw": 1.1, "ls": "--"} if line.reference else {"lw": 1.8, "marker": "o", "ms": 4}
@@ -81,5 +83,44 @@ def draw_lines(
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bases(value)))
     axes.xaxis.set_minor_locator(FixedLocator([]))
     if lines:
-        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        _legend_beside(axes)
     save(figure, path)
+
+
+def draw_points(
+    path: Path,
+    points: Mapping[str, Mapping[str, tuple[float, float | None, float | None]]],
+    *,
+    xlabel: str,
+    title: str,
+) -> None:
+    """Values of several names, one row a name, with their intervals.
+
+    Args:
+        path: of the PNG.
+        points: by series, by name: value, and the bounds of its interval where there is one.
+        xlabel: under the axis.
+        title: above it.
+    """
+    figure, axes = new_axes(xlabel, "", title)
+    names = list(dict.fromkeys(name for values in points.values() for name in values))
+    figure.set_figheight(1.6 + 0.3 * len(names))
+    for place, (series, values) in enumerate(points.items()):
+        # beside each other within a row, so that bars do not hide one another
+        shift = 0.5 * (place / max(len(points) - 1, 1) - 0.5)
+        y = [names.index(name) + shift for name in values]
+        x, low, high = zip(*values.values(), strict=True)
+        reach = [
+            [0.0 if end is None else abs(end - value) for value, end in zip(x, ends, strict=True)]
+            for ends in (low, high)
+        ]
+        axes.errorbar(x, y, xerr=reach, fmt="o", ms=4, lw=1.2, label=series)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    _legend_beside(axes)
+    save(figure, path)
+
+
+def _legend_beside(axes: Axes) -> None:
+    """Names of the series on the right, clear of all data."""
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))

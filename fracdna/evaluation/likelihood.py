@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 
 from fracdna.data.objectives import IGNORED
+from fracdna_prep.vocabulary import DNA
 
 
 def token_nll(logits: Tensor, targets: Tensor) -> Tensor:
@@ -26,6 +27,24 @@ def token_nll(logits: Tensor, targets: Tensor) -> Tensor:
         exact.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none"
     )
     return nll.view_as(targets)
+
+
+def base_nll(logits: Tensor, targets: Tensor) -> Tensor:
+    """Nats of every target, over all rows of the head and over the four bases alone.
+
+    Args:
+        logits: (batch, length, rows), as in token_nll.
+        targets: (batch, length) int64 ids of A, C, G or T, IGNORED where nothing is predicted.
+
+    Returns:
+        (2, batch, length), 0 at ignored targets: first over all rows, then with the softmax
+        renormalised over A, C, G and T.
+    """
+    first, last = min(DNA.bases), max(DNA.bases)
+    among_bases = torch.where(targets == IGNORED, IGNORED, targets - first)
+    return torch.stack(
+        [token_nll(logits, targets), token_nll(logits[..., first : last + 1], among_bases)]
+    )
 
 
 class TokenLikelihood(Metric):

@@ -134,36 +134,25 @@ class MarkovModel:
         Raises:
             InputError: ids of another shape.
         """
-        nats = np.empty((self.max_order + 1, ids.size))
-        for place, words, depth in _blocks(ids, self.max_order):
-            for row, of_order in zip(nats, self._orders(words, depth), strict=True):
-                row[place] = of_order
-        return nats
+        return np.concatenate([np.empty((self.max_order + 1, 0)), *self.pieces(ids)], axis=1)
 
-    def sums(
-        self, ids: NDArray[np.uint8], *, progress: tqdm | None = None
-    ) -> tuple[NDArray[np.float64], int]:
-        """Sum of `nll_nats` over a window of any length, in bounded memory.
+    def pieces(self, ids: NDArray[np.uint8]) -> Iterator[NDArray[np.float64]]:
+        """`nll_nats` piece by piece, so that memory does not grow with the window.
 
         Args:
-            ids: (length,) vocabulary ids of one window, or of several joined by BOS.
-            progress: a bar to move on by the bases read.
+            ids: (length,) vocabulary ids of one window.
 
-        Returns:
-            (max_order + 1,) float64 nats summed over the counted bases, and their number.
+        Yields:
+            (max_order + 1, bases) of the next bases.
 
         Raises:
             InputError: ids of another shape.
         """
-        nats, counted = np.zeros(self.max_order + 1), 0
         for place, words, depth in _blocks(ids, self.max_order):
-            bases = depth >= 0
-            orders = self._orders(words[bases], depth[bases])
-            nats += [of_order.sum() for of_order in orders]
-            counted += int(np.count_nonzero(bases))
-            if progress is not None:
-                progress.update(place.stop - place.start)
-        return nats, counted
+            nats = np.empty((self.max_order + 1, place.stop - place.start))
+            for row, of_order in zip(nats, self._orders(words, depth), strict=True):
+                row[:] = of_order
+            yield nats
 
     def _orders(
         self, words: NDArray[np.int64], depth: NDArray[np.int8]

@@ -1,8 +1,36 @@
 """Intervals by resampling regions, never tokens: neighbouring bases are not independent."""
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import numpy as np
 
 RESAMPLES = 1000
+
+
+class Mean(NamedTuple):
+    """Nats per token, and the middle 95 % where there are regions to resample."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def mean_nll(nats: np.ndarray, tokens: np.ndarray) -> Mean:
+    """Nats per token with a 95 % interval by resampling the regions that hold tokens.
+
+    One region alone says nothing about the spread and has no interval. For two models on the same
+    regions, the difference of their nats gives the paired difference.
+
+    Args:
+        nats: (regions,) sums of each region.
+        tokens: (regions,) counted tokens of each region, some above 0.
+    """
+    value = float(nats.sum() / tokens.sum())
+    counted = tokens > 0
+    if np.count_nonzero(counted) < 2:
+        return Mean(value, None, None)
+    return Mean(value, *interval_95(resampled_nll(nats[counted], tokens[counted])))
 
 
 def resampled_nll(
@@ -19,11 +47,16 @@ def resampled_nll(
     Returns:
         (resamples,) or (models, resamples).
     """
-    count = len(tokens)
-    drawn = np.random.default_rng(seed).multinomial(
-        count, np.full(count, 1 / count), size=resamples
-    )  # (resamples, regions): how often each region is drawn
-    return (nats @ drawn.T) / (tokens @ drawn.T)
+    drawn = _draws(len(tokens), seed, resamples)
+    return (nats @ drawn) / (tokens @ drawn)
+
+
+@lru_cache(maxsize=8)
+def _draws(count: int, seed: int, resamples: int) -> np.ndarray:
+    """(regions, resamples) float64: how often each region is drawn."""
+    random = np.random.default_rng(seed)
+    drawn = random.multinomial(count, np.full(count, 1 / count), size=resamples)
+    return np.ascontiguousarray(drawn.T, dtype=np.float64)
 
 
 def interval_95(samples: np.ndarray) -> tuple[float, float]:

@@ -1,5 +1,6 @@
+"""Networks and count models on the same bases, in windows of every length."""
+
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,15 +8,11 @@ import torch
 from models import tiny_model
 
 from fracdna.data.objectives import IGNORED, next_base
-from fracdna.evaluation.length_curve import (
-    count_training_bases,
-    position_buckets,
-    score_counts,
-    score_network,
-)
+from fracdna.evaluation import markov
+from fracdna.evaluation.length_curve import count_training_bases, score_counts, score_network
 from fracdna.evaluation.markov import MarkovModel
 from fracdna.evaluation.regions import check_lengths, choose_regions, merged
-from fracdna.evaluation.statistics import interval_95, resampled_nll
+from fracdna.evaluation.tally import FORWARD, REVERSE
 from fracdna.outcomes import NotFinite
 from fracdna_prep.errors import InputError
 from fracdna_prep.genome import GenomeStore
@@ -25,112 +22,117 @@ PERIOD = 300
 LENGTHS = [128, 256, 512, 1024, 2048]
 
 
-@pytest.fixture(scope="module")
-def periodic(tmp_path_factory):
-    """A contig of period 300 with one run of N, as a store."""
-    folder = tmp_path_factory.mktemp("periodic")
-    unit = "".join(np.random.default_rng(0).choice(list("ACGT"), PERIOD))
-    bases = (unit * 60)[:16_384]
-    (folder / "g.fa").write_text(f">c\n{bases[:5000]}{'N' * 50}{bases[5050:]}\n")
-    return GenomeStore.build(folder / "g.fa", folder / "store")
-
-
-class Copier(torch.nn.Module):
-    """Predicts the base 300 positions back with certainty, a uniform guess before that."""
-
-    def __init__(self):
-        super().__init__()
-        weight = torch.nn.Parameter(torch.zeros(1))
-        self.backbone = SimpleNamespace(embedding=SimpleNamespace(weight=weight))
-
-    def forward(self, inputs):
-        logits = torch.full((*inputs.shape, 16), -1e4)
-        logits[..., 7:11] = 0
-        # inputs[t + 1] is base t: the base 300 before target t stands at inputs[t - 299]
-        source = inputs[:, 1 : max(inputs.shape[1] - PERIOD, 0) + 1]
-        known = torch.nn.functional.one_hot(source, 16) * 1e4
-        logits[:, PERIOD:] = torch.where(
-            (source == 11)[..., None], logits[:, PERIOD:], known.float()
-        )
-        return logits
-
-
 def whole(store):
-    return [Interval("c", 0, 16_384)]
+    return [Interval("c", 0, store.contigs["c"])]
 
 
-def test_context_helps_exactly_where_the_repeat_comes_into_reach(periodic):
-    """Up to 256 a copier is at chance; from 512 on only the first 300 bases of a window are."""
+def mean(sums):
+    return sums.nats[:, 0].sum() / sums.tokens[:, 0].sum()
+
+
+@pytest.mark.parametrize("strand", [FORWARD, REVERSE])
+def test_context_helps_exactly_where_the_repeat_comes_into_reach(periodic, copier, read, strand):
+    """Tiling: at chance up to 256, then only the first 300 bases of a window are. Fixed target:
+    the last 64 bases are at chance up to 256 and known from 512 on, and nothing changes after."""
     regions = choose_regions(periodic, whole(periodic), 2048, count=99, max_n_fraction=0.0)
     assert (regions.found, regions.with_n, len(regions.intervals)) == (8, 1, 7)
     for length in LENGTHS:
-        cell = score_network(Copier(), periodic, regions, length, batch_bases=4096)
-        nll = cell.nats.sum() / cell.tokens.sum()
-        assert nll == pytest.approx(math.log(4) * min(1, PERIOD / length), rel=1e-5)
+        reading = read(periodic, regions, length, strand=strand)
+        cell = score_network(copier, reading, batch_bases=4096)
+        assert mean(cell.bases) == pytest.approx(math.log(4) * min(1, PERIOD / length), rel=1e-5)
+        expected = math.log(4) if length < PERIOD else 0
+        assert mean(cell.target) == pytest.approx(expected, abs=1e-6)
+        assert cell.target.tokens.sum() == 7 * 64
 
 
-def test_the_same_bases_are_scored_at_every_length(periodic):
+def test_the_last_windows_alone_say_the_same_of_the_target(periodic, read):
+    """A fixed curve without the other curves reads less and scores the same bases alike."""
+    regions = choose_regions(periodic, whole(periodic), 512, count=4, max_n_fraction=1.0)
+    model = tiny_model("frac")
+    for strand in (FORWARD, REVERSE):
+        all_of_it = score_network(
+            model, read(periodic, regions, 128, strand=strand), batch_bases=1024
+        )
+        part = read(periodic, regions, 128, span=128, strand=strand)
+        assert part.total == 4 * 128
+        alone = score_network(model, part, batch_bases=1024)
+        np.testing.assert_allclose(alone.target.nats, all_of_it.target.nats, rtol=1e-6)
+        np.testing.assert_array_equal(alone.target.tokens, all_of_it.target.tokens)
+        assert alone.target_scored == all_of_it.target_scored != alone.scored
+
+
+@pytest.mark.parametrize("strand", [FORWARD, REVERSE])
+def test_the_same_bases_are_scored_at_every_length(periodic, read, strand):
     """Counts and hash of coordinates agree; planted N are counted apart and nowhere else."""
     regions = choose_regions(periodic, whole(periodic), 2048, count=99, max_n_fraction=1.0)
     model = tiny_model("frac")
-    cells = [score_network(model, periodic, regions, n, batch_bases=4096) for n in LENGTHS]
-    assert len({cell.scored for cell in cells}) == 1
-    assert {int(cell.tokens.sum()) for cell in cells} == {16_384 - 50}
+    cells = [
+        score_network(model, read(periodic, regions, n, strand=strand), batch_bases=4096)
+        for n in (128, 2048)
+    ]
+    assert len({cell.scored for cell in cells}) == len({cell.target_scored for cell in cells}) == 1
+    assert cells[0].scored != cells[0].target_scored
+    assert {int(cell.bases.tokens.sum()) for cell in cells} == {16_384 - 50}
+    assert {int(cell.contexts.tokens.sum()) for cell in cells} == {16_384 - 50}
     assert {(cell.n_skipped, cell.pad_skipped) for cell in cells} == {(50, 0)}
     fewer = choose_regions(periodic, whole(periodic), 2048, count=3, max_n_fraction=1.0)
-    other = score_network(model, periodic, fewer, 128, batch_bases=4096)
+    other = score_network(model, read(periodic, fewer, 2048, strand=strand), batch_bases=4096)
     assert other.scored != cells[0].scored
 
 
-@pytest.mark.parametrize("batch_bases", [1, 300, 4096])
-def test_sums_are_those_of_a_plain_loop_whatever_the_batch(periodic, batch_bases):
+@pytest.mark.parametrize("strand", [FORWARD, REVERSE])
+@pytest.mark.parametrize("batch_bases", [128, 300, 4096])
+def test_sums_are_those_of_a_plain_loop_whatever_the_batch(periodic, read, batch_bases, strand):
     """Window by window, position by position, in float64."""
-    regions = choose_regions(periodic, whole(periodic), 512, count=4, max_n_fraction=1.0)
+    regions = choose_regions(periodic, [Interval("c", 4700, 5700)], 256, count=3, max_n_fraction=1)
     model = tiny_model("attention")
-    cell = score_network(model, periodic, regions, 128, batch_bases=batch_bases)
-    buckets = np.zeros(8)
-    for region, interval in enumerate(regions.intervals):
-        total = 0.0
-        for start in range(interval.start, interval.end, 128):
-            ids = torch.from_numpy(periodic.fetch(Interval("c", start, start + 128)))[None]
-            inputs, targets = next_base(ids)
-            log_p = torch.log_softmax(model(inputs).double(), -1)[0]
-            for place, target in enumerate(targets[0].tolist()):
-                if target != IGNORED:
-                    total -= log_p[place, target].item()
-                    bucket = int(math.log2(place)) + 1 if place else 0
-                    buckets[bucket] -= log_p[place, target].item()
-        assert cell.nats[region] == pytest.approx(total, rel=1e-6)
-    assert cell.bucket_nats == pytest.approx(buckets[: len(cell.bucket_nats)], rel=1e-6)
-    assert cell.bucket_tokens.sum() == cell.tokens.sum()
+    reading = read(periodic, regions, 128, target=100, strand=strand)
+    cell = score_network(model, reading, batch_bases=batch_bases)
+    contexts = np.zeros_like(cell.contexts.nats)
+    for region, place in enumerate(regions.intervals):
+        sign = "-" if strand == REVERSE else "+"
+        ids = periodic.fetch(Interval("c", place.start, place.end, sign))
+        inputs, targets = next_base(torch.from_numpy(ids).view(2, 128))
+        with torch.inference_mode():
+            log_p = torch.log_softmax(model(inputs).double(), -1).view(256, 16)
+        known = targets.flatten() != IGNORED
+        nats = -log_p[torch.arange(256), targets.flatten().clamp(min=0)].where(known, 0).numpy()
+        acgt = log_p[:, 7:11].logsumexp(-1).where(known, 0).numpy()
+        assert cell.bases.nats[region, 0] == pytest.approx(nats.sum(), rel=1e-6)
+        assert cell.bases.nats_acgt[region, 0] == pytest.approx((nats + acgt).sum(), rel=1e-6)
+        assert cell.target.nats[region, 0] == pytest.approx(nats[-100:].sum(), rel=1e-6)
+        assert cell.target.tokens[region, 0] == known[-100:].sum()
+        for position, value in enumerate(nats):
+            bucket = int(math.log2(position)) + 1 if position else 0
+            contexts[region, bucket] += value
+    np.testing.assert_allclose(cell.contexts.nats, contexts, rtol=1e-5)
 
 
-def test_renormalising_over_the_bases_never_raises_the_nats(periodic):
-    regions = choose_regions(periodic, whole(periodic), 512, count=4)
-    cell = score_network(tiny_model("frac"), periodic, regions, 512, batch_bases=4096)
-    assert (cell.nats_acgt < cell.nats).all()
+def test_count_models_score_what_networks_score(periodic, read, monkeypatch):
+    """Equal hash, sums as of windows alone; order 12 knows a periodic contig."""
+    regions = choose_regions(periodic, whole(periodic), 2048, count=99, max_n_fraction=1.0)
+    model = MarkovModel(count_training_bases(periodic, whole(periodic)))
+    reading = read(periodic, regions, 128)
+    network = score_network(tiny_model("frac"), reading, batch_bases=4096)
+    monkeypatch.setattr(markov, "BLOCK", 1000)  # windows are cut, also at the BOS between two
+    cells = score_counts(model, reading)
+    assert {cell.scored for cell in cells} == {network.scored}
+    for region, place in enumerate(regions.intervals):
+        windows = periodic.fetch(place).reshape(-1, 128)
+        alone = sum(np.nansum(model.nll_nats(window), axis=1) for window in windows)
+        found = [cell.bases.nats[region, 0] for cell in cells]
+        np.testing.assert_allclose(found, alone, rtol=1e-12)
+    long = score_counts(model, read(periodic, regions, 2048))
+    assert mean(long[0].bases) == pytest.approx(math.log(4), abs=0.03)
+    assert mean(long[12].bases) < 0.4
 
 
-def test_count_models_score_what_networks_score(periodic):
-    """Equal hash; order 0 is the entropy of the counts; order 12 knows a periodic contig."""
-    regions = choose_regions(periodic, whole(periodic), 2048, count=99)
-    counts = count_training_bases(periodic, whole(periodic))
-    network = score_network(tiny_model("frac"), periodic, regions, 128, batch_bases=4096)
-    model = MarkovModel(counts)
-    orders = {length: score_counts(model, periodic, regions, length) for length in (128, 2048)}
-    for cells in orders.values():
-        assert {cell.scored for cell in cells} == {network.scored}
-    nll = [cell.nats.sum() / cell.tokens.sum() for cell in orders[2048]]
-    assert nll[0] == pytest.approx(math.log(4), abs=0.03)
-    assert nll[12] < 0.4
-
-
-def test_a_weight_that_is_no_number_names_the_region(periodic):
+def test_a_weight_that_is_no_number_names_the_region(periodic, read):
     model = tiny_model("frac")
     model.backbone.final_norm.weight.data[0] = torch.nan
     regions = choose_regions(periodic, whole(periodic), 512, count=2)
-    with pytest.raises(NotFinite, match="c:1-512 at length 512"):
-        score_network(model, periodic, regions, 512, batch_bases=4096)
+    with pytest.raises(NotFinite, match="c:1-512 at length 256"):
+        score_network(model, read(periodic, regions, 256), batch_bases=4096)
 
 
 def test_lengths_and_regions_that_cannot_be_scored_are_refused(periodic):
@@ -171,29 +173,3 @@ def test_overlapping_rows_count_once():
     rows = [Interval("b", 5, 9), Interval("a", 0, 10, "-"), Interval("a", 8, 20)]
     assert merged(rows) == [Interval("b", 5, 9), Interval("a", 0, 20)]
     assert merged([]) == []
-
-
-def test_buckets_double():
-    assert position_buckets(9).tolist() == [0, 1, 2, 2, 3, 3, 3, 3, 4]
-    assert position_buckets(8).tolist() == [0, 1, 2, 2, 3, 3, 3, 3]
-    assert position_buckets(1).tolist() == [0]
-
-
-def test_bootstrap_interval_covers_the_truth():
-    """Regions of unequal size, 95 % intervals: the mean lies inside about 95 times of 100."""
-    random, inside = np.random.default_rng(0), 0
-    for trial in range(100):
-        tokens = random.integers(50, 150, 40)
-        nats = tokens * random.normal(1.3, 0.2, 40)
-        low, high = interval_95(resampled_nll(nats, tokens, seed=trial))
-        inside += low < 1.3 < high
-    assert 88 <= inside <= 100
-
-
-def test_paired_models_share_their_resamples():
-    """A constant difference has an interval of no width: the noise of the regions cancels."""
-    random = np.random.default_rng(0)
-    tokens = random.integers(50, 150, 40)
-    nats = tokens * random.normal(1.3, 0.2, 40)
-    both = resampled_nll(np.stack([nats, nats + 0.1 * tokens]), tokens)
-    assert np.ptp(both[1] - both[0]) < 1e-12

@@ -151,37 +151,28 @@ def test_the_block_length_changes_nothing(monkeypatch, block):
     np.testing.assert_array_equal(cut.nll_nats(DNA.encode(text)), whole.nll_nats(DNA.encode(text)))
 
 
-def test_sums_are_the_sums_of_the_rows(monkeypatch):
-    """Sums and count leave out what is not a base, and the bar moves by all ids read."""
-
+def test_counting_moves_the_bar_by_all_that_is_read():
     class Bar:
         moved = 0
 
         def update(self, by):
             self.moved += by
 
-    monkeypatch.setattr(markov, "BLOCK", 100)
     text = repetitive_text(np.random.default_rng(6), 60)
-    counts, counting, scoring = MarkovCounts(8), Bar(), Bar()
-    counts.update(DNA.encode(text), progress=counting)
-    model = MarkovModel(counts)
-    nats, counted = model.sums(DNA.encode(text), progress=scoring)
-    np.testing.assert_allclose(
-        nats, np.nansum(model.nll_nats(DNA.encode(text)), axis=1), rtol=1e-13
-    )
-    assert counted == sum(text.count(base) for base in "ACGT") < len(text)
-    assert counting.moved == scoring.moved == len(text)
+    counts, bar = MarkovCounts(8), Bar()
+    counts.update(DNA.encode(text), progress=bar)
+    assert bar.moved == len(text)
 
 
-def test_the_memory_of_sums_does_not_grow_with_the_window(monkeypatch):
-    """Thirty times the bases take no more than twice the memory."""
+def test_the_memory_of_pieces_does_not_grow_with_the_window(monkeypatch):
+    """Thirty times the bases take no more than twice the memory, and all of them come."""
     monkeypatch.setattr(markov, "BLOCK", 2**13)
     model = model_of(random_text(np.random.default_rng(7), 1_000), max_order=5)
 
     def peak(blocks):
         ids = DNA.encode("ACGTT" * (blocks * 2**13 // 5))
         tracemalloc.start()
-        model.sums(ids)
+        assert sum(nats.shape[1] for nats in model.pieces(ids)) == len(ids)
         highest = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return highest
@@ -193,9 +184,7 @@ def test_nothing_counted_is_the_uniform_guess():
     """Without counts every order costs two bits a base; an empty window costs nothing."""
     model = model_of(max_order=4)
     np.testing.assert_allclose(model.nll_nats(DNA.encode("ACGTTGCA")), math.log(4), rtol=1e-15)
-    nats, counted = model.sums(DNA.encode(""))
-    assert counted == 0
-    assert not nats.any()
+    assert model.nll_nats(DNA.encode("")).shape == (5, 0)
 
 
 def test_what_makes_no_sense_is_refused():
@@ -225,7 +214,9 @@ def read_fasta(path):
 def perplexities(train, test):
     counts = MarkovCounts()
     counts.update(train)
-    nats, counted = MarkovModel(counts).sums(test)
+    pieces = MarkovModel(counts).pieces(test)
+    nats = sum(np.nansum(piece, axis=1) for piece in pieces)
+    counted = int(np.isin(test, DNA.bases).sum())
     return np.exp(nats / counted), counted
 
 

@@ -7,10 +7,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from models import tiny_model
+from omegaconf import OmegaConf
 
 from fracdna import cli
+from fracdna.configuration import compose_configuration
 from fracdna.evaluation import run as evaluation
 from fracdna.model.checkpoint import description
+from fracdna_prep.example import example_files
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +26,8 @@ def checkpoints(tmp_path_factory):
         folder.mkdir(parents=True)
         state = {f"model.{name}": weight for name, weight in model.state_dict().items()}
         path = folder / "best.ckpt"
-        torch.save({"state_dict": state, "fracdna": description(model) | {"recipe": {}}}, path)
+        about = description(model) | {"recipe": {"data": {"length": 64}}}
+        torch.save({"state_dict": state, "fracdna": about}, path)
         paths.append(path)
     return paths
 
@@ -32,8 +36,12 @@ def evaluate(checkpoints, prepared, output, *overrides):
     names = ",".join(map(str, checkpoints))
     return cli.run(
         ["evaluate", f"checkpoint=[{names}]", f"prepared={prepared}", f"output={output}",
-         "lengths=[64,256]", "progress=false", "device=cpu", *overrides]
+         "lengths=[64,256]", "target=32", "progress=false", "device=cpu", *overrides]
     )  # fmt: skip
+
+
+def rows_of(output, name="table.csv"):
+    return list(csv.DictReader((output / name).open()))
 
 
 def test_tables_pictures_and_an_honest_verdict(checkpoints, prepared, tmp_path, capsys):
@@ -50,47 +58,62 @@ def test_tables_pictures_and_an_honest_verdict(checkpoints, prepared, tmp_path, 
     for row in rows:
         low, value, high = (float(row[f"perplexity{part}"]) for part in ("_low", "", "_high"))
         assert low <= value <= high
-    counted = {entry["bases_counted"] for entry in result["scored"].values()}
-    assert len(counted) == len({e["coordinates"] for e in result["scored"].values()}) == 1
-    assert counted == {int(row["bases"]) for row in rows}
-    counts = {row["model"]: float(row["perplexity"]) for row in rows if row["length"] == "256"}
+    proofs = {(entry["curve"], entry["bases_counted"], entry["coordinates"])
+              for entry in result["scored"]}  # fmt: skip
+    assert len(result["scored"]) == 4
+    assert len(proofs) == 2
+    everywhere = [row for row in rows if row["part"] == "all"]
+    assert {(curve, str(bases)) for curve, bases, _ in proofs} == {
+        (row["curve"], row["bases"]) for row in everywhere
+    }
+    tiling = [row for row in everywhere if row["curve"] == "tiling"]
+    counts = {row["model"]: float(row["perplexity"]) for row in tiling if row["length"] == "256"}
     best = result["best_count_model"]
     assert best.startswith("markov-")
     assert f"{best:<11}" in printed
     assert "best count model" in printed
     assert counts[best] < counts["frac"]
     assert f"above {best} at every length: a table of counts predicts these bases better" in printed
-    for name in ("perplexity.png", "positions.png"):
-        assert (output / name).read_bytes().startswith(b"\x89PNG")
-    samples = pq.read_table(output / "samples.parquet").to_pydict()
-    assert len(samples["tokens"]) == 15 * 2 * result["regions"]["count"]
-    frac = [i for i, m in enumerate(samples["model"]) if m == "frac"]
-    total = sum(samples["nll_nats"][i] for i in frac if samples["length"][i] == 256)
-    row = next(r for r in rows if r["model"] == "frac" and r["length"] == "256")
-    assert total / int(row["bases"]) == pytest.approx(float(row["nll_nats"]))
-    differences = {(d["model"], d["minus"]) for d in result["differences"]}
+    for words in ("last 32 bases of each region", "perplexity in windows of 256", "GC ",
+                  "frac in one pass over 256", "over a state emptied every 64 bases"):  # fmt: skip
+        assert words in printed
+    for name in ("perplexity", "fixed", "positions", "gains", "classes"):
+        assert (output / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    samples = pq.read_table(output / "samples.parquet").to_pylist()
+    assert len(samples) == 15 * 2 * 2 * 6 * result["regions"]["count"]
+    row = next(r for r in tiling if r["model"] == "frac" and r["length"] == "256")
+    point = ("frac", "tiling", 256)
+    mine = [s for s in samples if (s["model"], s["curve"], s["length"]) == point]
+    for part in ("all", "gc"):
+        total = sum(sample["nll_nats"] for sample in mine if sample["part"] == part)
+        assert total / int(row["bases"]) == pytest.approx(float(row["nll_nats"]))
+    differences = {(d["model"], d["minus"]) for d in rows_of(output, "differences.csv")}
     assert differences == {("frac", "attention"), ("frac", best), ("attention", best)}
+    assert {r["model"] for r in rows_of(output, "gains.csv")} == {"frac", "attention"}
+    carried = rows_of(output, "positions.csv")
+    assert sum(int(r["bases"]) for r in carried) == 2 * int(row["bases"])
+    assert result["table"][0]["nll_nats"] == float(rows[0]["nll_nats"])
 
 
 def test_an_interrupted_evaluation_goes_on_where_it_was(
     checkpoints, prepared, tmp_path, monkeypatch
 ):
     """Finished cells are read, not computed: same table, and only the missing cell is scored."""
-    whole = tmp_path / "whole"
-    assert evaluate(checkpoints, prepared, whole) == 0
+    whole, quick = tmp_path / "whole", ["markov=false", "curves=[tiling]", "regions=4"]
+    assert evaluate(checkpoints, prepared, whole, *quick) == 0
     original, scored = evaluation.score_network, []
 
     def stop_at_third(*arguments, **options):
-        scored.append(arguments[3])
+        scored.append(arguments[1].length)
         if len(scored) == 3:
             raise KeyboardInterrupt
         return original(*arguments, **options)
 
     parts = tmp_path / "parts"
     monkeypatch.setattr(evaluation, "score_network", stop_at_third)
-    assert evaluate(checkpoints, prepared, parts) == 130
+    assert evaluate(checkpoints, prepared, parts, *quick) == 130
     assert not (parts / "result.json").exists()
-    assert evaluate(checkpoints, prepared, parts) == 0
+    assert evaluate(checkpoints, prepared, parts, *quick) == 0
     assert len(scored) == 3 + 2
     assert (parts / "table.csv").read_bytes() == (whole / "table.csv").read_bytes()
 
@@ -105,8 +128,8 @@ def test_another_genome_never_reads_cells_of_this_one(checkpoints, tmp_path):
         arguments = [*places, "length=[64]", f"output={tmp_path / name}", "progress=false"]
         assert cli.run(["prepare", *arguments]) == 0
         output = tmp_path / "results"
-        assert evaluate(checkpoints, tmp_path / name, output) == 0
-        rows = list(csv.DictReader((output / "table.csv").open()))
+        assert evaluate(checkpoints, tmp_path / name, output, "curves=[tiling]") == 0
+        rows = [r for r in rows_of(output) if (r["curve"], r["part"]) == ("tiling", "all")]
         tables.append({(r["model"], r["length"]): r["nll_nats"] for r in rows})
     for cell, nats in tables[0].items():
         # every base is as frequent as any other in both: only order 0 may agree
@@ -124,9 +147,9 @@ def test_one_region_has_no_interval(checkpoints, prepared, tmp_path):
 
 def test_a_finished_count_model_is_not_counted_again(checkpoints, prepared, tmp_path, monkeypatch):
     output = tmp_path / "results"
-    assert evaluate(checkpoints, prepared, output) == 0
+    assert evaluate(checkpoints[:1], prepared, output, "curves=[tiling]") == 0
     monkeypatch.setattr(evaluation, "count_training_bases", None)
-    assert evaluate(checkpoints, prepared, output) == 0
+    assert evaluate(checkpoints[:1], prepared, output, "curves=[tiling]") == 0
 
 
 def test_a_broken_weight_ends_with_the_region_and_no_table(prepared, tmp_path, capsys):
@@ -145,34 +168,127 @@ def test_a_broken_weight_ends_with_the_region_and_no_table(prepared, tmp_path, c
 def test_bf16_is_close_and_kept_apart(checkpoints, prepared, tmp_path):
     """Another compute type has cells of its own."""
     output = tmp_path / "results"
-    plain = ["markov=false"]
+    plain = ["markov=false", "curves=[tiling]", "regions=4"]
     assert evaluate(checkpoints, prepared, output, *plain) == 0
-    exact = {tuple(r.values())[:3]: r for r in csv.DictReader((output / "table.csv").open())}
+    exact = {tuple(r.values())[:6]: r for r in csv.DictReader((output / "table.csv").open())}
     assert evaluate(checkpoints, prepared, output, *plain, "precision=bf16") == 0
-    low = {tuple(r.values())[:3]: r for r in csv.DictReader((output / "table.csv").open())}
+    low = {tuple(r.values())[:6]: r for r in csv.DictReader((output / "table.csv").open())}
     assert exact.keys() == low.keys()
     for key, row in ((k, r) for k, r in exact.items() if r["model"] != "uniform"):
         assert float(low[key]["nll_nats"]) != float(row["nll_nats"])
         assert float(low[key]["nll_nats"]) == pytest.approx(float(row["nll_nats"]), rel=2e-2)
 
 
-def test_one_row_a_contig_where_there_are_several(checkpoints, prepared, tmp_path):
-    """Rows of contigs add up to the row of all."""
-    (tmp_path / "g.fa").write_text(">a\n" + "ACGTTGCA" * 100 + "\n>b\n" + "GGCATTAC" * 50 + "\n")
+def test_classes_strands_and_a_contig_each(checkpoints, tmp_path):
+    """Rows of the groups of every part add up to those of all, on both strands and on average."""
+    (tmp_path / "g.fa").write_text(">a\n" + "ACGTtgca" * 100 + "\n>b\n" + "GGCAttac" * 50 + "\n")
     (tmp_path / "s.bed").write_text("a\t0\t800\ttest\nb\t0\t400\ttest\n")
+    (tmp_path / "exons.bed").write_text("chra\t100\t300\nchrb\t0\t9\n")
+    (tmp_path / "pairs.txt").write_text("chra a\nchrb b\n")
     arguments = [f"fasta={tmp_path / 'g.fa'}", f"intervals={tmp_path / 's.bed'}", "length=[64]"]
     assert cli.run(["prepare", *arguments, f"output={tmp_path / 'p'}", "progress=false"]) == 0
+    output, classes = tmp_path / "results", f"classes={{exons: {tmp_path / 'exons.bed'}}}"
+    options = ["markov=false", "strands=both", classes]
+    assert evaluate(checkpoints[:1], tmp_path / "p", output, *options) == 2
+    assert not output.exists()
+    options.append(f"rename={tmp_path / 'pairs.txt'}")
+    assert evaluate(checkpoints[:1], tmp_path / "p", output, *options) == 0
+    rows = [r for r in rows_of(output) if (r["model"], r["curve"]) == ("frac", "tiling")]
+    assert {r["strand"] for r in rows} == {"forward", "reverse", "average"}
+    for strand in ("forward", "reverse", "average"):
+        total = {"bases": 1024 * (1 + (strand == "average"))}
+        mine = [r for r in rows if (r["strand"], r["length"]) == (strand, "64")]
+        sums = {}
+        for row in mine:
+            bases, nats = sums.get(row["part"], (0, 0.0))
+            added = int(row["bases"]), int(row["bases"]) * float(row["nll_nats"])
+            sums[row["part"]] = bases + added[0], nats + added[1]
+        assert set(sums) == {"all", "chromosome", "soft_mask", "exons", "gc"}
+        for bases, nats in sums.values():
+            assert bases == total["bases"]
+            assert nats == pytest.approx(sums["all"][1])
+        inside = next(r for r in mine if (r["part"], r["group"]) == ("exons", "inside"))
+        assert int(inside["bases"]) == 209 * (1 + (strand == "average"))
+    about = json.loads((output / "result.json").read_text())["classes"]["files"]["exons"]
+    assert (about["rows"], about["bases_in_genome"]) == (2, 209)
+    nats = {r["strand"]: r["nll_nats"] for r in rows if (r["part"], r["length"]) == ("all", "64")}
+    assert len(set(nats.values())) == 3
+    # finished parts of other classes are not those of these
+    (tmp_path / "exons.bed").write_text("chra\t100\t200\n")
+    assert evaluate(checkpoints[:1], tmp_path / "p", output, *options) == 0
+    inside = {(r["strand"], r["bases"]) for r in rows_of(output)
+              if (r["part"], r["group"]) == ("exons", "inside")}  # fmt: skip
+    assert inside == {("forward", "100"), ("reverse", "100"), ("average", "200")}
+
+
+def test_only_what_was_asked_for_is_read_and_drawn(checkpoints, prepared, tmp_path, capsys):
+    """A fixed curve alone reads single windows; pictures of an earlier call do not stay."""
+    output, few = tmp_path / "results", ["markov=false", "regions=2"]
+    assert evaluate(checkpoints[:1], prepared, output, *few, "reset=128") == 0
+    assert "emptied every 128 bases" in capsys.readouterr().out
+    assert {r["reset_length"] for r in rows_of(output, "gains.csv")} == {"128"}
+    assert evaluate(checkpoints[:1], prepared, output, *few, "curves=[fixed]") == 0
+    assert {row["curve"] for row in rows_of(output)} == {"fixed"}
+    assert {path.stem for path in output.glob("*.png")} == {"fixed", "classes"}
+    assert rows_of(output, "gains.csv") == rows_of(output, "positions.csv") == []
+    assert evaluate(checkpoints[:1], prepared, output, *few, "curves=[carried]", "reset=7") == 0
+    assert "reset=, 7, does not divide the 256 bases" in capsys.readouterr().out
+    assert {path.stem for path in output.glob("*.png")} <= {"positions"}
+    assert rows_of(output) == []
+    assert evaluate(checkpoints[:1], prepared, output, *few, "target=999") == 0
+    assert "no length reaches target=999" in capsys.readouterr().out
+
+
+def test_contigs_are_streamed_beside_the_curves_or_alone(checkpoints, prepared, tmp_path):
+    """The same carried pass, over a whole contig; lengths=[] leaves the curves out."""
     output = tmp_path / "results"
-    assert evaluate(checkpoints, tmp_path / "p", output, "markov=false") == 0
-    rows = [r for r in csv.DictReader((output / "table.csv").open()) if r["model"] == "frac"]
-    bases = {(r["contig"], r["length"]): int(r["bases"]) for r in rows}
-    assert bases["a", "64"] + bases["b", "64"] == bases["all", "64"] == 1024
+    options = ["markov=false", "regions=2", "streams=[three]", "stream_block=4096"]
+    assert evaluate(checkpoints[:1], prepared, output, *options, "batch_bases=4096") == 0
+    assert "streams" in json.loads((output / "result.json").read_text())
+    assert rows_of(output)
+    overrides = [f"checkpoint={checkpoints[0]}", f"prepared={prepared}", "streams=[three]",
+                 "stream_block=4096", "batch_bases=4096", "progress=false", "device=cpu",
+                 f"output={tmp_path / 'alone'}"]  # fmt: skip
+    config = compose_configuration("evaluate", overrides)
+    OmegaConf.update(config, "lengths", [])
+    assert evaluation.evaluate(config) == 0
+    result = json.loads((tmp_path / "alone" / "result.json").read_text())
+    assert result["complete"] is True
+    assert "table" not in result
+    assert rows_of(tmp_path / "alone", "streams.csv") == rows_of(output, "streams.csv")
+
+
+def test_the_bundled_genome_from_preparation_to_tables(checkpoints, tmp_path):
+    """GRCh37 chromosome 20, its test split, with count models: order 0 is about 4."""
+    example = example_files()
+    arguments = [f"fasta={example.fasta}", f"intervals={example.splits_bed}", "split=bed"]
+    output = tmp_path / "results"
+    prepare = [*arguments, "length=[1024]", f"output={tmp_path / 'p'}", "progress=false"]
+    assert cli.run(["prepare", *prepare]) == 0
+    options = [
+        "lengths=[256,1024]",
+        "target=256",
+        "regions=6",
+        f"classes={{r: {example.regions_bed}}}",
+    ]
+    assert evaluate(checkpoints[:1], tmp_path / "p", output, *options) == 0
+    rows = [r for r in rows_of(output) if (r["curve"], r["part"]) == ("tiling", "all")]
+    nats = {(r["model"], r["length"]): float(r["nll_nats"]) for r in rows}
+    assert {r["bases"] for r in rows} == {str(6 * 1024)}
+    assert 1.3 < nats["markov-0", "256"] < 1.45
+    assert nats["markov-0", "256"] == pytest.approx(nats["markov-0", "1024"])
+    assert nats["markov-9", "1024"] < nats["markov-9", "256"] < nats["markov-0", "256"]
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("lengths=[48,256]", "48 does not divide 256"),
+        ("curves=[tilling]", "choose one or more of tiling, fixed, carried"),
+        ("strands=reverse", "choose forward or both"),
+        ("reset=1K", "reset=1K needs a whole number"),
+        ("classes=exons.bed", "name each file"),
+        ("classes={exons: missing.bed}", "missing.bed"),
         ("lengths=[65536]", "longest interval of this split has 9,100"),
         ("split=validation2", "holds the splits train, valid, test"),
         ("names=[markov-3,b]", "name of a reference line"),
