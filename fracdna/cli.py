@@ -6,6 +6,7 @@ Only what a verb needs is imported, when it is needed: help answers within a sec
 import difflib
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from fracdna import __version__
 from fracdna.outcomes import FINE, INTERRUPTED, REFUSED, ROW_PROBLEMS, NotFinite
 from fracdna_prep.errors import InputError
 
+OVERRIDE = re.compile(r"[+~]*[\w.@]+=")
+
 
 class Verb(NamedTuple):
     """One thing that the command does."""
@@ -23,6 +26,7 @@ class Verb(NamedTuple):
     does: str
     function: str  # module:function, called with the composed configuration, returns an exit code
     example: str
+    places: str | None = None  # option that words without "=" belong to
 
 
 VERBS = {
@@ -54,6 +58,12 @@ VERBS = {
         "fracdna.generation:run",
         "fracdna generate checkpoint=runs/frac/checkpoints/best.ckpt prompt=seeds.fa length=10000 "
         "output=generated.fa",
+    ),
+    "report": Verb(
+        "one page, with pictures, of training runs and evaluations",
+        "fracdna.report.run:report",
+        "fracdna report runs/frac runs/transformer results/perplexity output=report",
+        places="runs",
     ),
     "doctor": Verb(
         "versions, devices, and what to install for what is missing",
@@ -91,7 +101,7 @@ def run(arguments: Sequence[str]) -> int:
             print(f"fracdna {__version__}")
         elif any(word in ("-h", "--help") for word in overrides):
             words = [word for word in overrides if word not in ("-h", "--help")]
-            print(_help(_known(verb), words))
+            print(_help(_known(verb), split_words(verb, words)[1]))
         else:
             return _call(_known(verb), overrides)
     except InputError as error:
@@ -119,9 +129,29 @@ def _call(verb: str, overrides: list[str]) -> int:
     """Compose the configuration and hand it to the verb's function."""
     from fracdna.configuration import compose_configuration
 
+    places, overrides = split_words(verb, overrides)
     config = compose_configuration(verb, overrides)
+    if places:
+        option = VERBS[verb].places
+        if config[option]:
+            raise InputError(
+                f"{places[0]} and {option}= both name folders: name all of them in one way"
+            )
+        # a name is text, whatever it holds: nothing is put in for ${...}
+        config[option] = [word.replace("${", "\\${") for word in places]
     module, function = VERBS[verb].function.split(":")
     return getattr(importlib.import_module(module), function)(config)
+
+
+def split_words(verb: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Words that stand for themselves, where the verb takes such, and those of the form key=value.
+
+    A path with a "=" in its name stands for itself from its first "/" on: ./a=b.
+    """
+    if VERBS[verb].places is None:
+        return [], list(words)
+    overrides = [word for word in words if OVERRIDE.match(word)]
+    return [word for word in words if not OVERRIDE.match(word)], overrides
 
 
 def _help(verb: str, overrides: list[str]) -> str:

@@ -2,6 +2,7 @@
 #
 #   source scripts/environment.sh
 #   prepare_environment        # sets PYTHON, puts its folder first in PATH
+#   prepare_browser            # optional: the browser of the report's tests, which are skipped without one
 #
 # An active environment (VIRTUAL_ENV or CONDA_PREFIX) is used; without one .venv is made here.
 # PYTHON=/path/to/python3 names the interpreter that .venv is made with.
@@ -25,6 +26,16 @@ prepare_environment() {
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(_cores)}"
   # threads that spin while they wait starve each other when another program uses a core
   export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
+}
+
+prepare_browser() { # where nobody has to be asked: root of a Debian; TEST_BROWSER=none leaves it out
+  if command -v chromedriver >/dev/null || [[ "${TEST_BROWSER:-}" == none ]]; then return; fi
+  if [[ "$(id -u)" != 0 ]] || ! command -v apt-get >/dev/null; then return; fi
+  echo "+ apt-get install chromium chromium-driver     (for the tests of the report's page)"
+  if ! { timeout 120 apt-get update && DEBIAN_FRONTEND=noninteractive \
+    timeout 300 apt-get install -y --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1; then
+    echo "  It did not come: the tests that need a browser are skipped."
+  fi
 }
 
 _fail() { # message, remedy

@@ -4,7 +4,8 @@
 #   bash scripts/quickstart.sh [RESULTS_FOLDER]      default: results/quickstart
 #
 # prepares windows, pretrains a small FRAC and a Transformer, compares their perplexity at 1K to 16K
-# with count models, embeds 200 regions. Started again it goes on where it was interrupted.
+# with count models, embeds 200 regions, writes a page of it all. Started again it goes on where it was
+# interrupted.
 set -euo pipefail
 start_folder="$PWD"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -43,9 +44,11 @@ step "perplexity by length on the same bases" evaluate \
 step "embed 200 regions" embed \
   "checkpoint=$results/frac/checkpoints/best.ckpt" "genome=$results/prepared" \
   "regions=$example/regions.bed" "output=$results/embeddings.parquet"
+step "all of it on one page" report \
+  "$results/frac" "$results/transformer" "$results/perplexity" "output=$results/report"
 
 printf '\nDone in %s s. Look at:\n' "$((SECONDS - began))"
-for file in perplexity/perplexity.png perplexity/positions.png perplexity/table.csv perplexity/result.json frac/metrics.png \
+for file in report/index.html perplexity/perplexity.png perplexity/positions.png perplexity/table.csv perplexity/result.json frac/metrics.png \
   transformer/metrics.png embeddings.parquet; do
   printf '  %s\n' "$results/$file"
 done

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Style, then tests with coverage of the three packages: bash scripts/test.sh [pytest arguments]
-# TEST_WORKERS=8 runs more tests at once than two.
+# TEST_WORKERS=8 runs more tests at once than two. TEST_BROWSER=none never installs a browser, which
+# is otherwise done for root on Debian; without one its tests are skipped.
 # Paths among the arguments start at the repository. With arguments the share of lines reached is
 # shown; without any it is demanded too.
 set -euo pipefail
@@ -9,6 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 source scripts/environment.sh
 prepare_environment
+prepare_browser
 
 "$PYTHON" -m ruff check
 "$PYTHON" -m ruff format --check

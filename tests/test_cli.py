@@ -104,8 +104,10 @@ def keys(config):
 @pytest.mark.parametrize("verb", VERBS)
 def test_examples_parse(verb):
     """The example of every verb is a command that composes."""
-    command, name, *overrides = shlex.split(VERBS[verb].example)
+    command, name, *words = shlex.split(VERBS[verb].example)
     assert (command, name) == ("fracdna", verb)
+    places, overrides = cli.split_words(verb, words)
+    assert all("/" in word for word in places)
     config = compose_configuration(verb, overrides)
     given = OmegaConf.from_dotlist(overrides)
     for key in (override.split("=")[0] for override in overrides):
@@ -135,6 +137,21 @@ def test_a_verb_without_its_inputs_is_refused(verb, tmp_path, monkeypatch, capsy
     assert message.startswith(f"fracdna {verb}: ")
     assert message.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_words_by_place_belong_to_the_verbs_that_take_them():
+    """What has the form of an option is one; what has not is refused by verbs without places."""
+    words = ["runs/a", "output=page", "./lr=1", "+new.key=2", "with blank"]
+    assert cli.split_words("report", words) == (
+        ["runs/a", "./lr=1", "with blank"],
+        ["output=page", "+new.key=2"],
+    )
+    assert cli.split_words("train", words) == ([], words)
+
+
+def test_help_of_a_verb_stands_beside_words_by_place(capsys):
+    assert cli.run(["report", "runs/a", "--help"]) == FINE
+    assert VERBS["report"].does in capsys.readouterr().out
 
 
 def test_the_exit_code_of_the_verb_is_the_command_s(monkeypatch):

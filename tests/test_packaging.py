@@ -54,7 +54,12 @@ def sources() -> set[str]:
     names = {
         f"{package}/{path.relative_to(folder).as_posix()}"
         for package, folder in PACKAGES.items()
-        for path in [*folder.rglob("*.py"), folder / "py.typed", *folder.glob("example_data/*")]
+        for path in [
+            *folder.rglob("*.py"),
+            folder / "py.typed",
+            *folder.glob("example_data/*"),
+            *folder.glob("report/page.*"),
+        ]
     }
     configs = ROOT / "configs"
     return names | {f"fracdna/configs/{x.relative_to(configs).as_posix()}"

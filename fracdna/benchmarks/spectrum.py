@@ -1,4 +1,4 @@
-"""Which time scales the layers of a model own: the decays of an input of zeros, without data."""
+"""What the memories of a model's layers are like at an input of 0: by the weights, without data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,9 @@ import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor
+from torch.nn.functional import softplus
 
+from fracdna.mixers.frac import Frac
 from fracdna.mixers.post import TaperedSpectrum
 from fracdna.model.heads import LanguageModel
 from fracdna.pictures import bases, save
@@ -22,6 +24,46 @@ class Spectrum(NamedTuple):
     mixer: str
     times: tuple[int, ...]  # places in a sequence, counted from 1
     scales: Tensor  # (times, channels) positions, on the CPU, the slowest at the first time first
+
+
+class Orders(NamedTuple):
+    """What FRAC's heads are set to in one layer."""
+
+    layer: int  # from 1
+    alpha: Tensor  # (heads,) fractional order
+    lam: Tensor  # (heads,) relaxation strength
+    clock: Tensor  # (heads,) how far the clock moves at each position
+
+
+def fractional_orders(model: LanguageModel) -> list[Orders]:
+    """Order, relaxation strength and clock of FRAC's layers at an input of 0; others are left out.
+
+    alpha is 1 where it is fixed. Inputs move all three within their bounds.
+    """
+    return [
+        Orders(number, *_settings(block.mixer))
+        for number, block in enumerate(model.backbone.blocks, start=1)
+        if isinstance(block.mixer, Frac)
+    ]
+
+
+def _settings(mixer: Frac) -> tuple[Tensor, Tensor, Tensor]:
+    """alpha, lam and clock of each head, on the CPU."""
+    bias = mixer.dynamics.bias.detach().float().cpu()
+    parts = bias.chunk(2 + mixer.has_alpha)
+    alpha = torch.ones_like(parts[0])
+    if mixer.has_alpha:
+        alpha = _between(parts[1], mixer.routing["alpha_range"])
+    lam = _between(parts[-1], mixer.routing["lam_range"])
+    steps = softplus(parts[0] + mixer.dt_bias.detach().float().cpu())
+    steps = steps.clamp(*mixer.routing["delta_range"])
+    return alpha, lam, torch.exp(steps.log() + lam.log() / alpha)
+
+
+def _between(logits: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """What a sigmoid makes of logits between two bounds."""
+    low, high = bounds
+    return low + (high - low) * torch.sigmoid(logits)
 
 
 def decay_spectra(model: LanguageModel, times: Sequence[int] | None = None) -> list[Spectrum]:
@@ -38,6 +80,14 @@ def decay_spectra(model: LanguageModel, times: Sequence[int] | None = None) -> l
     Raises:
         InputError: a time below 1, or no layer that fades by rates.
     """
+    spectra = layer_spectra(model, times)
+    if not spectra:
+        raise InputError("no layer of this model fades by rates: there is no spectrum to draw")
+    return spectra
+
+
+def layer_spectra(model: LanguageModel, times: Sequence[int] | None = None) -> list[Spectrum]:
+    """As decay_spectra, but empty for a model without such a layer."""
     if times is None:
         lengths = {part.length for part in model.modules() if isinstance(part, TaperedSpectrum)}
         times = sorted({1} | lengths | {16 * length for length in lengths})
@@ -52,8 +102,6 @@ def decay_spectra(model: LanguageModel, times: Sequence[int] | None = None) -> l
             order = scales[0].argsort(descending=True)
             name = type(block.mixer).__name__
             spectra.append(Spectrum(number, name, tuple(times), scales[:, order].cpu()))
-    if not spectra:
-        raise InputError("no layer of this model fades by rates: there is no spectrum to draw")
     return spectra
 
 
