@@ -30,20 +30,20 @@ from fracdna.training.batch_memory import (
     measure_on_gpu,
     measures_memory,
 )
-from fracdna.training.callbacks import (
-    BestCheckpoint,
-    Interrupted,
-    KeepLast,
-    Monitor,
-    NotSaved,
-    RandomState,
-    saving,
-)
 from fracdna.training.compilation import check_compiler
 from fracdna.training.graphs import GraphedPass, choose_graphs
 from fracdna.training.language_modelling import LanguageModelling
 from fracdna.training.loggers import build_logger
+from fracdna.training.monitor import Monitor
 from fracdna.training.optimizer import schedule_factors
+from fracdna.training.saving import (
+    BestCheckpoint,
+    Interrupted,
+    KeepLast,
+    NotSaved,
+    RandomState,
+    saving,
+)
 from fracdna_kernels.fused import describe_kernels
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import atomic_file, check_writable, exclusive_lock

@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from fracdna import cli
-from fracdna.training.callbacks import Monitor
 from fracdna.training.curve import TrainingCurve
+from fracdna.training.monitor import Monitor
 
 DRAW = TrainingCurve.draw
 

@@ -20,9 +20,9 @@ from fracdna import cli
 from fracdna.data.objectives import IGNORED
 from fracdna.model.checkpoint import load_model, model_hash
 from fracdna.training import run
-from fracdna.training.callbacks import Monitor
 from fracdna.training.graphs import CapturedPass, CudaRecorder, GraphedPass, choose_graphs
 from fracdna.training.language_modelling import LanguageModelling, batch_loss
+from fracdna.training.monitor import Monitor
 from fracdna_prep.errors import InputError
 
 CPU = torch.device("cpu")

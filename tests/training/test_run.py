@@ -16,8 +16,8 @@ import torch
 from fracdna import cli
 from fracdna.data.dataset import WindowDataset
 from fracdna.model.checkpoint import load_model, model_hash
-from fracdna.training.callbacks import Monitor
 from fracdna.training.language_modelling import LanguageModelling
+from fracdna.training.monitor import Monitor
 from fracdna_prep.files import exclusive_lock
 
 SMALL = [

@@ -1,7 +1,5 @@
-"""What a run says about itself, and which of its files are whole."""
+"""What a run says about itself."""
 
-import errno
-import os
 import re
 import threading
 from types import SimpleNamespace
@@ -11,10 +9,10 @@ import torch
 
 from fracdna import cli
 from fracdna.data.dataset import WindowDataset
-from fracdna.training import callbacks
-from fracdna.training.callbacks import AtomicCheckpoints, LoaderWait, NotSaved, saving
+from fracdna.training import monitor
 from fracdna.training.curve import CurvePoint, TrainingCurve, read_curve
-from fracdna_prep.errors import InputError
+from fracdna.training.monitor import LoaderWait
+from fracdna.training.saving import AtomicCheckpoints
 
 SMALL = [
     "data.length=64", "data.bases_per_step=512", "data.validation_bases=1024",
@@ -58,7 +56,7 @@ def test_a_line_cut_off_is_no_row(tmp_path, cut):
 def test_waiting_is_what_lies_between_two_batches(monkeypatch):
     """But not before the first one, nor where something else took the time."""
     now = iter([10.0, 10.5, 20.0, 30.0, 31.0])
-    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(monotonic=lambda: next(now)))
     wait = LoaderWait(torch.device("cpu"))
     wait.batch_here()
     assert (wait.total(), wait.batches) == (0.0, 0)
@@ -127,7 +125,7 @@ def test_a_loader_that_keeps_the_model_waiting_is_named(
     keep = AtomicCheckpoints.save_checkpoint
     monkeypatch.setattr(WindowDataset, "__getitems__", read)
     monkeypatch.setattr(AtomicCheckpoints, "save_checkpoint", save)
-    monkeypatch.setattr(callbacks, "WAITING", 0.2)  # these steps take milliseconds
+    monkeypatch.setattr(monitor, "WAITING", 0.2)  # these steps take milliseconds
     recipe = ["steps=6", "validate_every=6", "checkpoint_every=3"]
     assert train(prepared, tmp_path / "run", *recipe) == 0
     said = capsys.readouterr().out
@@ -145,54 +143,3 @@ def test_a_loader_that_keeps_the_model_waiting_is_named(
     if reading:
         assert loader < 512 / reading
         assert min(shares[1], shares[2], shares[4], shares[5]) > 0.2
-
-
-def test_a_checkpoint_gets_its_name_when_it_is_on_the_disk(tmp_path, monkeypatch):
-    """Written under another name, flushed, renamed, and the folder flushed too."""
-    seen = []
-    for name in ("fsync", "replace"):
-        original = getattr(os, name)
-
-        def noted(*arguments, name=name, original=original):
-            seen.append((name, sorted(p.name for p in tmp_path.iterdir() if p.name[0] != ".")))
-            return original(*arguments)
-
-        monkeypatch.setattr(os, name, noted)
-    AtomicCheckpoints().save_checkpoint({"a": torch.ones(3)}, tmp_path / "last.ckpt")
-    assert seen[0] == ("fsync", [])
-    assert seen[-1] == ("fsync", ["last.ckpt"])
-    assert torch.load(tmp_path / "last.ckpt")["a"].tolist() == [1, 1, 1]
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
-def test_a_place_that_refuses_ends_the_run_with_a_remedy(tmp_path, number):
-    """Whoever met it first; the file is named."""
-    with pytest.raises(NotSaved, match=r"events.*resume=true"), saving(tmp_path):
-        raise OSError(number, os.strerror(number), b"events")
-    cause = OSError(number, os.strerror(number))
-    with pytest.raises(NotSaved, match="run"), saving(tmp_path / "run"):
-        raise InputError("no space left") from cause
-
-
-@pytest.mark.parametrize(
-    "error", [InputError("cuda_graphs=true cannot be met"), OSError(errno.ENOENT, "gone"), KeyError]
-)
-def test_other_errors_are_no_matter_of_the_place(tmp_path, error):
-    with pytest.raises(error if isinstance(error, type) else type(error)), saving(tmp_path):
-        raise error
-
-
-def test_only_refusals_of_threads_are_silent(tmp_path, monkeypatch):
-    """TensorBoard's writer meets a full disk in a thread: its traceback would come first."""
-    told = []
-    monkeypatch.setattr(threading, "excepthook", lambda thread: told.append(thread.exc_type))
-
-    def fail(error):
-        raise error
-
-    with saving(tmp_path):
-        for error in (OSError(errno.ENOSPC, "full"), OSError(errno.ENOENT, "gone"), ValueError()):
-            thread = threading.Thread(target=fail, args=(error,))
-            thread.start()
-            thread.join()
-    assert told == [FileNotFoundError, ValueError]
