@@ -107,7 +107,7 @@ def draw_points(
     figure.set_figheight(1.6 + 0.3 * len(names))
     for place, (series, values) in enumerate(points.items()):
         # beside each other within a row, so that bars do not hide one another
-        shift = 0.5 * (place / max(len(points) - 1, 1) - 0.5)
+        shift = 0.5 * ((place + 0.5) / len(points) - 0.5)
         y = [names.index(name) + shift for name in values]
         x, low, high = zip(*values.values(), strict=True)
         reach = [

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from fracdna_kernels.shapes import sequence_of
 
+STRETCH = 256  # positions that are summed up one after another, many stretches at once
+
 
 def selective_angles(
     delta: Tensor, speed: Tensor, start: Tensor | None = None, cu_seqlens: Tensor | None = None
@@ -27,13 +29,32 @@ def selective_angles(
     """
     moved = delta[..., None] * (math.pi * torch.tanh(speed))[..., None, :]
     # float64: only differences of angles count, and float32 would lose theirs in a long sum
-    angle = moved.cumsum(1, dtype=torch.float64)
+    angle = running_sum(moved.double())
     if start is not None:
         angle = angle + start[:, None]
     if cu_seqlens is not None:
         before = cu_seqlens.long()[sequence_of(cu_seqlens, delta.shape[1])]
         angle = angle - torch.nn.functional.pad(angle, (0, 0, 0, 0, 1, 0))[:, before]
     return torch.remainder(angle, 2 * math.pi).to(delta.dtype)
+
+
+def running_sum(x: Tensor) -> Tensor:
+    """x.cumsum(1), in stretches.
+
+    PyTorch walks along an axis that is not the last in one thread for each of the others, which are
+    few where a sequence is long; stretches walk side by side.
+
+    Args:
+        x: (batch, length, ...).
+    """
+    length = x.shape[1]
+    if length <= STRETCH:
+        return x.cumsum(1)
+    padded = torch.nn.functional.pad(x, (0, 0) * (x.ndim - 2) + (0, -length % STRETCH))
+    inside = padded.unflatten(1, (-1, STRETCH)).cumsum(2)
+    ends = inside[:, :, -1].cumsum(1)
+    before = torch.nn.functional.pad(ends[:, :-1], (0, 0) * (x.ndim - 2) + (1, 0))
+    return (inside + before[:, :, None]).flatten(1, 2)[:, :length]
 
 
 def turn_half(x: Tensor, angle: Tensor, *, neighbours: bool) -> Tensor:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fracdna.mixers.selective_rotary import selective_angles, turn_half
+from fracdna.mixers.selective_rotary import STRETCH, running_sum, selective_angles, turn_half
 
 
 def test_angles_add_up_and_start_afresh_in_packed_sequences():
@@ -16,6 +16,18 @@ def test_angles_add_up_and_start_afresh_in_packed_sequences():
             expected = expected + delta[0, t, :, None] * math.pi * torch.tanh(speed[0, t])
             turn = torch.remainder(expected - packed[0, t] + 1, 2 * math.pi) - 1
             assert turn.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("length", [0, 1, STRETCH, STRETCH + 1, 3 * STRETCH - 5])
+def test_sums_in_stretches_are_the_running_sum(length):
+    """Values and gradients, whatever is left over at the end."""
+    x = torch.randn(2, length, 3, 2, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, length, 3, 2, dtype=torch.float64)
+    results = []
+    for total in (running_sum(x), x.cumsum(1)):
+        results.append((total, *torch.autograd.grad((total * weight).sum(), x)))
+    for one, two in zip(*results, strict=True):
+        assert torch.allclose(one, two, rtol=0, atol=1e-11)
 
 
 def test_angles_keep_their_digits_over_a_million_positions():
