@@ -14,7 +14,8 @@ def run(config: DictConfig) -> int:
     """Prepare a genome and print what was read, dropped and why.
 
     Returns:
-        0, or 1 when some rows had problems; each has its status row.
+        0, or 1 when some rows had problems, of which each has its status row, or when verify=true
+        met a FASTA that pyfaidx cannot read.
 
     Raises:
         InputError: refused input; nothing is left written.
@@ -29,4 +30,4 @@ def run(config: DictConfig) -> int:
         print("what is finished is kept: the same command goes on with the rest", file=sys.stderr)
         raise
     print(summary.describe())
-    return ROW_PROBLEMS if summary.row_problems else FINE
+    return ROW_PROBLEMS if summary.has_problems else FINE

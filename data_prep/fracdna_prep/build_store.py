@@ -21,28 +21,34 @@ class StoreDraft:
 
     Attributes:
         directory: where the store is or will be.
+        sources: the files it is made from.
+        record: of all contigs and sources.
         contigs: name to length, in the order of the sources.
     """
 
-    def __init__(self, directory: Path, partial: PartialStore | None = None) -> None:
-        self.directory, self._partial = directory, partial
-        if partial is None:
-            contigs = StoreRecord.read(directory).contigs
-            self.contigs = {contig.name: contig.length for contig in contigs}
-        else:
-            self.contigs = partial.contigs
+    def __init__(
+        self, directory: Path, sources: list[Path], partial: PartialStore | None = None
+    ) -> None:
+        self.directory, self.sources, self._partial = directory, sources, partial
+        self.record = StoreRecord.read(directory) if partial is None else partial.record()
+        self.contigs = {contig.name: contig.length for contig in self.record.contigs}
 
     @property
     def complete(self) -> bool:
         """Whether the store is there for everybody."""
         return self._partial is None
 
+    @property
+    def folder(self) -> Path:
+        """Where its files lie now."""
+        return self.directory if self._partial is None else self._partial.folder
+
     def publish(self) -> None:
         """Gives the store its name; without effect where it has it."""
         if self._partial is None:
             return
         with writing_refusals(self.directory):
-            self._partial.finish()
+            self.record.write(self._partial.folder)
             self._partial.folder.rename(self.directory)
             (self.directory / JOURNAL_FILE).unlink()
         self._partial = None
@@ -71,17 +77,17 @@ def store_draft(
     for path in paths:
         size_of_source(path)
     if _reusable(directory, paths):
-        yield StoreDraft(directory)
+        yield StoreDraft(directory, paths)
         return
     lock = directory.with_name(f".{directory.name}.lock")
-    with _folders_removed_if_refused(directory.parent), exclusive_lock(lock):
+    with folders_removed_if_refused(directory.parent), exclusive_lock(lock):
         if _reusable(directory, paths):
-            yield StoreDraft(directory)
+            yield StoreDraft(directory, paths)
             return
         _LOG.info("building the genome store %s", directory)
         with _partial_store(directory, paths) as partial:
             _read(partial, directory, progress)
-            yield StoreDraft(directory, partial)
+            yield StoreDraft(directory, paths, partial)
 
 
 def partial_folder(directory: Path) -> Path:
@@ -108,7 +114,7 @@ def _reusable(directory: Path, paths: list[Path]) -> bool:
 
 
 @contextlib.contextmanager
-def _folders_removed_if_refused(folder: Path) -> Iterator[None]:
+def folders_removed_if_refused(folder: Path) -> Iterator[None]:
     """Takes back the folders that had to be made where nothing came of it."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     try:

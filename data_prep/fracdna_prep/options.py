@@ -20,7 +20,7 @@ from fracdna_prep.windows import POLICIES
 SPLIT_RULES = ("auto", "bed", "chromosome", "blocks", "none")
 _CHROMOSOME_LISTS = ("validation_chromosomes", "test_chromosomes")
 # Where files lie and what is shown changes no result; the files' own hashes stand for them.
-_WITHOUT_EFFECT = ("fasta", "intervals", "output", "store", "progress", "length")
+_WITHOUT_EFFECT = ("fasta", "intervals", "output", "store", "verify", "progress", "length")
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class PrepareOptions:
         test_fraction: share of blocks under split=blocks.
         allow_split_overlap: accept bases that belong to windows of two splits; recorded.
         store: folder of the genome store; None is output/genome.
+        verify: read every FASTA again through pyfaidx and compare all bases with the store.
         progress: show a progress bar.
     """
 
@@ -67,6 +68,7 @@ class PrepareOptions:
     test_fraction: float = 0.1
     allow_split_overlap: bool = False
     store: Path | str | None = None
+    verify: bool = False
     progress: bool = True
 
     @property
@@ -93,7 +95,7 @@ class PrepareOptions:
         for name in _CHROMOSOME_LISTS:
             for contig in items_of(getattr(self, name)):
                 check_name(name, contig)
-        for name in ("allow_split_overlap", "progress"):
+        for name in ("allow_split_overlap", "verify", "progress"):
             check_flag(name, getattr(self, name))
         if self.split == "bed" and self.intervals is None:
             raise InputError(

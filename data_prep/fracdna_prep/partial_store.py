@@ -132,11 +132,6 @@ class PartialStore:
         """Whether a later builder could go on from here."""
         return bool(self._checkpoints)
 
-    @property
-    def contigs(self) -> dict[str, int]:
-        """Name to length of the finished contigs, in the order of the sources."""
-        return {contig.name: contig.length for contig in self._contigs}
-
     def read_sources(self, bar: tqdm) -> None:
         """Reads, checks and stores what is missing.
 
@@ -164,15 +159,14 @@ class PartialStore:
                         self._checkpoints.append(point)
                         self._journaled = len(self._contigs)
 
-    def finish(self) -> None:
-        """Writes the record that makes a store of the folder."""
+    def record(self) -> StoreRecord:
+        """What is stored, once all sources are read."""
         sources = tuple(
             replace(point.finished, name=self._paths[point.source].name)
             for point in self._checkpoints
             if point.finished is not None
         )
-        record = StoreRecord(content_checksum(self._contigs), tuple(self._contigs), sources)
-        record.write(self.folder)
+        return StoreRecord(content_checksum(self._contigs), tuple(self._contigs), sources)
 
     def _earlier(self) -> list[Checkpoint]:
         """The checkpoints of an earlier builder; none where its work cannot be used."""

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import shutil
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fracdna_prep.bed import read_bed
-from fracdna_prep.build_store import store_draft
+from fracdna_prep.build_store import StoreDraft, folders_removed_if_refused, store_draft
 from fracdna_prep.compression import reading_refusals
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import (
@@ -44,11 +45,13 @@ from fracdna_prep.tables import (
     write_table,
 )
 from fracdna_prep.tally import Tally, tally_windows
+from fracdna_prep.verification import Verification, verify_store
 from fracdna_prep.window_files import Batch, write_windows
 from fracdna_prep.window_plan import check_rows, check_windows, window_batches
 
 _INTERVALS_FILE = "intervals.parquet"
 _LOCK_FILE = ".prepare.lock"
+_SCRATCH = ".verification"
 SUMMARY_FILE = "summary.json"
 # short contigs are padded up to a window, but not to one of any size
 _LONGEST_PADDED = 1 << 24
@@ -77,11 +80,12 @@ def prepare(options: PrepareOptions) -> PreparationSummary:
         shared_by_length = {
             length: check_windows(rows, length, options) for length in options.lengths
         }
+        verification = _verify(options, draft) if options.verify else None
         draft.publish()
     store = GenomeStore(options.store_directory)
     output = Path(options.output).absolute()
     with exclusive_lock(output / _LOCK_FILE):
-        return _write(options, store, rows, shared, shared_by_length)
+        return _write(options, store, rows, shared, shared_by_length, verification)
 
 
 def windows_path(output: Path | str, length: int) -> Path:
@@ -172,12 +176,28 @@ def _check_lengths(lengths: tuple[int, ...], contigs: Mapping[str, int]) -> None
         )
 
 
+def _verify(options: PrepareOptions, draft: StoreDraft) -> Verification:
+    """Verifies a store before anybody can see it, with scratch space in the output folder."""
+    output = Path(options.output).absolute()
+    scratch = output / _SCRATCH
+    with folders_removed_if_refused(output), exclusive_lock(output / _LOCK_FILE):
+        # That of a run that was killed.
+        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            with writing_refusals(output):
+                scratch.mkdir()
+            return verify_store(draft, scratch, progress=options.progress)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
 def _write(
     options: PrepareOptions,
     store: GenomeStore,
     rows: Rows,
     shared_bases: int,
     shared_by_length: Mapping[int, int],
+    verification: Verification | None,
 ) -> PreparationSummary:
     output = Path(options.output).absolute()
     metadata = _metadata(options, store, rows)
@@ -186,6 +206,7 @@ def _write(
         (output / SUMMARY_FILE).unlink(missing_ok=True)
         removed = _remove_foreign_tables(output, metadata["inputs_hash"])
         remove_leftovers(output, "windows-*.parquet")
+        shutil.rmtree(output / _SCRATCH, ignore_errors=True)
     own = {"contigs": store.contigs, "split_overlap_bases": shared_bases}
     _write_intervals(output / _INTERVALS_FILE, rows, {**metadata, **own})
     tables: dict[Path, Tally] = {}
@@ -202,6 +223,7 @@ def _write(
     summary = PreparationSummary(
         output=str(output),
         genome=summarise_genome(store, output),
+        verification=verification,
         intervals=summarise_intervals(rows, source, shared_bases),
         windows=[
             summarise_windows(path, tally, rows, earlier=path in earlier)

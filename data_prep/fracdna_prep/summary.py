@@ -13,6 +13,7 @@ from fracdna_prep.rows import Rows
 from fracdna_prep.store_layout import CODED_LETTERS
 from fracdna_prep.tables import read_metadata
 from fracdna_prep.tally import Tally
+from fracdna_prep.verification import Verification
 from fracdna_prep.wording import counted, with_rest
 
 _SHOWN = 10
@@ -138,11 +139,12 @@ class WindowSummary:
 
 @dataclass(frozen=True)
 class PreparationSummary:
-    """Everything a preparation has to tell; `row_problems` above 0 means exit status 1.
+    """Everything a preparation has to tell.
 
     Attributes:
         output: the folder.
         genome: its store.
+        verification: what verify=true found; None without it.
         intervals: the rows.
         windows: all tables in the folder, those asked for now first.
         removed: file names of tables of other options, which this run removed.
@@ -152,11 +154,18 @@ class PreparationSummary:
 
     output: str
     genome: GenomeSummary
+    verification: Verification | None
     intervals: IntervalSummary
     windows: list[WindowSummary]
     removed: list[str]
     row_problems: int
     options: dict[str, object]
+
+    @property
+    def has_problems(self) -> bool:
+        """Whether rows had problems, or pyfaidx could not read what it was to verify."""
+        unread = self.verification is not None and bool(self.verification.unreadable)
+        return self.row_problems > 0 or unread
 
     def plain(self) -> dict[str, object]:
         """Values that JSON holds."""
@@ -164,7 +173,10 @@ class PreparationSummary:
 
     def describe(self) -> str:
         """The summary as text."""
-        lines = _describe_genome(self.genome) + _describe_intervals(self.intervals)
+        lines = _describe_genome(self.genome)
+        if self.verification:
+            lines += _describe_verification(self.verification, self.genome)
+        lines += _describe_intervals(self.intervals)
         for windows in self.windows:
             lines += _describe_earlier(windows) if windows.earlier else _describe_windows(windows)
         lines += [f"removed {name}, made with other options" for name in self.removed]
@@ -291,6 +303,20 @@ def _describe_genome(genome: GenomeSummary) -> list[str]:
         for name, counts in list(genome.other_letters.items())[:_SHOWN]
     ]
     return lines + _indented(with_rest(others, len(genome.other_letters)))
+
+
+def _describe_verification(verification: Verification, genome: GenomeSummary) -> list[str]:
+    lines = [
+        f"NOT VERIFIED: {name}: pyfaidx reads neither GenBank nor EMBL"
+        for name in verification.not_covered
+    ]
+    lines += [f"NOT VERIFIED: {reason}" for reason in verification.unreadable]
+    read = f"{verification.contigs:,} of {counted(genome.contigs, 'contig')}"
+    return [
+        f"verified: pyfaidx reads {read}, {counted(verification.bases, 'base')}, as the store has "
+        f"them; checksums of store and sources agree ({verification.seconds:.1f} s)",
+        *_indented(lines),
+    ]
 
 
 def _describe_intervals(intervals: IntervalSummary) -> list[str]:

@@ -37,6 +37,7 @@ def options(tmp_path):
         ("policy", [None, True], "choose one of shift"),
         ("progress", [None, "yes", 1], "choose true or false"),
         ("allow_split_overlap", [None, "yes"], "choose true or false"),
+        ("verify", [None, "yes", 1], "choose true or false"),
     ],
 )
 def test_values_of_a_wrong_kind_are_refused(name, values, words, options):
