@@ -196,11 +196,21 @@ def _explain(verb: str, overrides: Sequence[str], error: Exception) -> str:
     if "--multirun" in message:
         return f"{word}: a bare comma; write a list as [a,b] and quote other text: \"key='a,b'\""
     if any(sign in message for sign in ("LexerNoViableAlt", "no viable alt", "mismatched input")):
+        word = next((word for word in overrides if not _readable(word)), word)
         return (
             f"{word} cannot be read as key=value; quote values with blanks, '=', brackets, commas "
-            "or other letters: \"output='a b=c'\""
+            "or other letters: \"output='a b=c'\", in lists each of them: \"names=['a=b','c,d']\""
         )
     return message
+
+
+def _readable(word: str) -> bool:
+    """Whether one override by itself can be read."""
+    try:
+        OverridesParser.create().parse_override(word)
+    except HydraException:
+        return False
+    return True
 
 
 def _explain_option(verb: str, overrides: Sequence[str], key: str) -> str:

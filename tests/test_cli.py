@@ -190,6 +190,24 @@ def test_the_configuration_folder_can_be_named(tmp_path, monkeypatch, capsys):
     assert "FRACDNA_CONFIGS" in capsys.readouterr().err
 
 
+def test_a_reader_that_leaves_ends_the_command_without_a_traceback():
+    """fracdna train --help | head -1"""
+    program = [sys.executable, "-m", "fracdna", "train", "--help"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(program, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (INTERRUPTED, "")
+
+
+def test_a_word_that_cannot_be_read_is_the_one_that_is_named(capsys):
+    words = ["output=x", "validation_chromosomes=[ctgB=2]", "seed=1"]
+    assert cli.run(["prepare", *words]) == REFUSED
+    error = capsys.readouterr().err
+    assert "validation_chromosomes=[ctgB=2] cannot be read" in error
+    assert "seed=1" not in error
+
+
 def test_there_is_one_command():
     """The distribution brings no other program than fracdna."""
     scripts = [x for x in entry_points(group="console_scripts") if x.value.startswith("fracdna")]

@@ -9,12 +9,15 @@ from matplotlib.ticker import EngFormatter
 from fracdna.pictures import new_axes, save
 from fracdna_prep.files import atomic_file
 
+WHOLE = ("step", "bases", "train_bases", "validation_bases")
+
 
 @dataclass(frozen=True)
 class CurvePoint:
     """One row of metrics.csv; None where a value was not measured at that step.
 
-    bases are seen since the start, train_bases those counted since the row before (N and PAD are
+    bases are seen since the start, seconds are of this run and those that it resumes, train_bases
+    those counted since the row before, validation_bases those of one validation (N and PAD are
     not), nll is in nats per base, loader_wait the share of the time since the row before in which
     the device waited for data.
     """
@@ -31,6 +34,7 @@ class CurvePoint:
     validation_nll: float | None = None
     validation_perplexity: float | None = None
     loader_wait: float | None = None
+    validation_bases: int | None = None
 
 
 class TrainingCurve:
@@ -100,7 +104,7 @@ def _number(name: str, text: str) -> float | int | None:
     """A cell as the type of its column."""
     if text == "":
         return None
-    return int(text) if name in ("step", "bases", "train_bases") else float(text)
+    return int(text) if name in WHOLE else float(text)
 
 
 def _texts(point: CurvePoint) -> list[str]:

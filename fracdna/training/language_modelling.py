@@ -88,6 +88,7 @@ class LanguageModelling(pl.LightningModule):
         # a resumed run's first row counts the steps before the interruption too
         self.training_likelihood.persistent(True)
         self.validation_likelihood = TokenLikelihood()
+        self.validated_bases = 0  # counted by the newest validation
 
     def on_fit_start(self) -> None:
         """Compile for the shapes of this run, not for those that were tried before it.
@@ -110,6 +111,7 @@ class LanguageModelling(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the metric object: sums, not means, are reduced over devices, and then reset."""
+        _, self.validated_bases = self.validation_likelihood.totals()
         self.log("validation/nll", self.validation_likelihood)
 
     def configure_optimizers(self) -> dict[str, Any]:

@@ -99,6 +99,7 @@ def wandb(
             "logger=wandb out"
         )
     _check_options(options)
+    _check_names(project=project, entity=entity, run_group=group, run_id=id, options=options)
     if mode == "online":
         _check_login()
     return WandbRun(
@@ -123,6 +124,16 @@ def _check_options(options: dict[str, Any]) -> None:
             raise InputError(
                 f"logger.{name}: wandb.init has no such option; it has {', '.join(sorted(known))}"
             )
+
+
+def _check_names(*, options: dict[str, Any], **settings: str | None) -> None:
+    """Refuse names that W&B would refuse at the first step."""
+    import wandb as package
+
+    try:
+        package.Settings(**settings, run_tags=options.get("tags"))
+    except Exception as error:  # of several kinds, none of them ValueError
+        raise InputError(f"logger=wandb cannot be used so: {error}") from error
 
 
 def _check_login() -> None:

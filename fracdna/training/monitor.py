@@ -123,8 +123,9 @@ class Monitor(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """The loader has given a batch."""
+        """The loader has given a batch; the schedule moves before the end of a step's last one."""
         self.wait.batch_here()
+        self.learning_rate = trainer.optimizers[0].param_groups[0]["lr"]
 
     def on_train_batch_end(
         self,
@@ -168,7 +169,7 @@ class Monitor(Callback):
         self._record(
             trainer,
             bases_per_second=rate,
-            learning_rate=trainer.optimizers[0].param_groups[0]["lr"],
+            learning_rate=self.learning_rate,
             train_bases=counted,
             train_nll=known,
             train_perplexity=None if known is None else perplexity(known),
@@ -189,7 +190,12 @@ class Monitor(Callback):
         """Write the validation's row and draw."""
         self.marked += time.monotonic() - self.paused
         nll = float(trainer.callback_metrics["validation/nll"])
-        self._record(trainer, validation_nll=nll, validation_perplexity=perplexity(nll))
+        self._record(
+            trainer,
+            validation_nll=nll,
+            validation_perplexity=perplexity(nll),
+            validation_bases=pl_module.validated_bases,
+        )
         if self.curve:
             self.curve.draw(self.path.with_suffix(".png"), self.title)
 

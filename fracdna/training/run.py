@@ -2,10 +2,8 @@
 
 import contextlib
 import json
-import logging
 import sys
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,6 @@ import torch
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.loggers import Logger
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from fracdna.data.datamodule import WindowData
 from fracdna.devices import describe_device
@@ -31,19 +26,12 @@ from fracdna.training.batch_memory import (
     measures_memory,
 )
 from fracdna.training.compilation import check_compiler
+from fracdna.training.engine import build_trainer
 from fracdna.training.graphs import GraphedPass, choose_graphs
 from fracdna.training.language_modelling import LanguageModelling
 from fracdna.training.loggers import build_logger
-from fracdna.training.monitor import Monitor
 from fracdna.training.optimizer import schedule_factors
-from fracdna.training.saving import (
-    BestCheckpoint,
-    Interrupted,
-    KeepLast,
-    NotSaved,
-    RandomState,
-    saving,
-)
+from fracdna.training.saving import Interrupted, NotSaved, saving
 from fracdna_kernels.fused import describe_kernels
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import atomic_file, check_writable, exclusive_lock
@@ -82,7 +70,7 @@ def train(config: DictConfig) -> int:
     pl.seed_everything(config.seed, workers=True, verbose=False)
     model = build_model(plain["model"])
     logger = build_logger(plain, output)
-    trainer = _build_trainer(config, data, logger, last)
+    trainer = build_trainer(config, data, logger, last)
     graphs, about_graphs = choose_graphs(
         config.cuda_graphs, trainer.strategy, model, config.compile
     )
@@ -202,7 +190,8 @@ def _optimizer(config: DictConfig) -> Any:
         # on a parameter of its own: a wrong value shows here, not after the folder was made
         optimizer([torch.nn.Parameter(torch.zeros(1))])
     except (HydraException, TypeError, ValueError, IndexError) as error:
-        raise InputError(f"the optimizer cannot be built: {error}") from error
+        options = OmegaConf.to_container(config.optimizer.algorithm, resolve=True)
+        raise InputError(f"the optimizer cannot be built from {options}: {error}") from error
     return optimizer
 
 
@@ -214,91 +203,36 @@ def _resume_from(output: Path, last: Path, resume: bool) -> Path | None:
             f"{output} holds a run already: continue it with resume=true, or name another folder "
             "with output="
         )
-    if not last.exists():
-        # a run may be killed at its first validation, between the best checkpoint and the last
-        last = last.with_name("best.ckpt")
-    if not last.exists():
-        # names with a dot are what a killed run has not finished
-        if resume and any(last.parent.glob("[!.]*.ckpt")):
-            raise InputError(
-                f"{last.parent} has neither last.ckpt nor best.ckpt, but other checkpoints: copy "
-                "one to last.ckpt"
-            )
-        return None
-    return last
+    # a run may be killed before its first validation has ended, when the last is still to come;
+    # names with a dot are what it has not finished
+    periodic = sorted(last.parent.glob("step-*.ckpt"))
+    for path in (last, last.with_name("best.ckpt"), *reversed(periodic)):
+        if path.exists():
+            return path
+    return None
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names of all single values."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, part in parts:
+        inner = f"{name}[{key}]" if isinstance(value, list) else f"{name}.{key}".lstrip(".")
+        if isinstance(part, (dict, list)) and part:
+            yield from _leaves(part, inner)
+        else:
+            yield inner, part
 
 
 def _check_same(last: Path, saved: dict[str, Any], recipe: dict[str, Any]) -> None:
     """Refuse to continue a run with what would change it."""
-    changed = [name for name in saved | recipe if saved.get(name) != recipe.get(name)]
+    there, now = dict(_leaves(saved)), dict(_leaves(recipe))
+    changed = [name for name in there | now if there.get(name) != now.get(name)]
     if changed:
-        details = "; ".join(f"{n}: {saved.get(n)} there, {recipe.get(n)} now" for n in changed)
+        details = "; ".join(f"{n}: {there.get(n)} there, {now.get(n)} now" for n in changed)
         raise InputError(
             f"{last} belongs to a run with other settings, which cannot be continued: {details}. "
             "Give those settings, or start a new run with another output="
         )
-
-
-def _build_trainer(
-    config: DictConfig, data: WindowData, logger: Logger | None, last: Path
-) -> pl.Trainer:
-    """Lightning's engine with our callbacks."""
-    output = last.parent.parent
-    _quiet_lightning()
-    settings = OmegaConf.to_container(config.trainer, resolve=True)
-    if settings["precision"] == "auto":
-        settings["precision"] = "bf16-mixed" if torch.cuda.is_available() else "32-true"
-    callbacks: list[Callback] = [
-        RandomState(),
-        Monitor(
-            output / "metrics.csv",
-            bases_per_step=data.windows_per_step * data.length,
-            bases_per_epoch=len(data.training) * data.length,
-            every=config.log_every,
-            title=output.name,
-            progress=config.progress,
-        ),
-        *_checkpoints(last.parent, config.checkpoint_every),
-        KeepLast(last),
-    ]
-    fixed = {
-        "max_steps": config.steps,
-        "max_epochs": -1,
-        "check_val_every_n_epoch": None,
-        "num_sanity_val_steps": 0,
-        "log_every_n_steps": 1,
-        "use_distributed_sampler": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "default_root_dir": output,
-    }
-    try:
-        return pl.Trainer(**settings, **fixed, logger=logger or False, callbacks=callbacks)
-    except (MisconfigurationException, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"trainer options cannot be met here: {error}") from error
-
-
-def _quiet_lightning() -> None:
-    """Keep the terminal for what concerns the user: no tips, no advice on workers."""
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
-    known = ("does not have many workers", "LeafSpec.*is deprecated", "exists and is not empty")
-    for message in known:
-        warnings.filterwarnings("ignore", message=f".*{message}.*")
-
-
-def _checkpoints(folder: Path, every: int) -> list[BestCheckpoint]:
-    """Best on validation, and one per period."""
-    shared = {"dirpath": folder, "auto_insert_metric_name": False, "enable_version_counter": False}
-    return [
-        BestCheckpoint(filename="best", monitor="validation/nll", mode="min", **shared),
-        BestCheckpoint(
-            filename="step-{step:08d}",
-            every_n_train_steps=every,
-            save_on_train_epoch_end=False,
-            save_top_k=-1,
-            **shared,
-        ),
-    ]
 
 
 def _write_configuration(output: Path, plain: dict[str, Any]) -> None:
@@ -322,7 +256,8 @@ def _announce(
     searched = any(isinstance(callback, BatchFromMemory) for callback in trainer.callbacks)
     batches = "as few batches as memory allows"
     if not searched:
-        batches = f"{trainer.accumulate_grad_batches} batches"
+        count = trainer.accumulate_grad_batches
+        batches = "one batch" if count == 1 else f"{count} batches"
     print(
         f"{parameters:,} parameters; {config.steps:,} steps of {data.windows_per_step:,} windows "
         f"of {data.length:,} bases in {batches}: {bases:,} bases, {epochs:.2f} epochs of "

@@ -27,6 +27,10 @@ class Account:
         self.runs.append(started)
         return started
 
+    def settings(self, project, entity, run_group, run_id, run_tags):
+        if "/" in project:
+            raise RuntimeError(f"Invalid project name {project!r}")
+
     def login(self, prompt=True):
         assert not prompt
         if self.failure:
@@ -43,6 +47,7 @@ def account(monkeypatch):
     modules["wandb"].__spec__ = SimpleNamespace(name="wandb")
     modules["wandb"].run = None
     modules["wandb"].init, modules["wandb"].login = account.init, account.login
+    modules["wandb"].Settings = account.settings
     modules["wandb.sdk.lib"].RunDisabled = modules["wandb.wandb_run"].Run = type("Run", (), {})
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -99,6 +104,7 @@ def test_a_resumed_run_goes_on_under_its_id(small_run, tmp_path, account, interr
         (["logger.mode=sometimes"], "logger.mode=sometimes: choose one of online, offline"),
         (["+logger.colour=red"], "logger.colour: wandb.init has no such option; it has"),
         (["logger.project=null"], "logger.project=null needs text"),
+        (["logger.project=a/b"], "logger=wandb cannot be used so: Invalid project name 'a/b'"),
     ],
 )
 def test_options_that_wandb_does_not_know_are_refused(

@@ -39,7 +39,7 @@ def test_a_curve_of_an_older_version_goes_on(tmp_path):
     assert [row.loader_wait for row in rows] == [None, None, 0.25]
     assert rows[0].train_nll == 2.5
     assert rows[1].validation_perplexity == 9.5
-    assert path.read_text().splitlines()[0].endswith("validation_perplexity,loader_wait")
+    assert path.read_text().splitlines()[0].endswith("loader_wait,validation_bases")
 
 
 @pytest.mark.parametrize("cut", [1, 2, 5, 12])

@@ -18,6 +18,7 @@ from fracdna.data.dataset import WindowDataset
 from fracdna.model.checkpoint import load_model, model_hash
 from fracdna.training.language_modelling import LanguageModelling
 from fracdna.training.monitor import Monitor
+from fracdna.training.optimizer import warmup_cosine
 from fracdna_prep.files import exclusive_lock
 
 SMALL = [
@@ -172,6 +173,41 @@ def test_resume_after_a_crash_starts_at_the_last_validation(prepared, tmp_path, 
     assert whole == parts
 
 
+def test_a_run_killed_before_its_first_validation_goes_on(prepared, tmp_path, monkeypatch):
+    """From the newest periodic checkpoint, where there is no other yet."""
+    recipe = ["steps=8", "validate_every=7", "checkpoint_every=2"]
+    assert train(prepared, tmp_path / "whole", *recipe) == 0
+    original = Monitor.on_train_batch_end
+
+    def crash(self, trainer, *arguments):
+        original(self, trainer, *arguments)
+        if trainer.global_step == 5:
+            raise RuntimeError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Monitor, "on_train_batch_end", crash)
+        with pytest.raises(RuntimeError, match="gone"):
+            train(prepared, tmp_path / "parts", *recipe)
+    folder = tmp_path / "parts" / "checkpoints"
+    assert {path.name for path in folder.iterdir()} == {"step-00000002.ckpt", "step-00000004.ckpt"}
+    assert train(prepared, tmp_path / "parts", *recipe, "resume=true") == 0
+    columns = ("step", "train_nll", "validation_nll")
+    whole, parts = (
+        [[row[c] for c in columns] for row in curve_rows(tmp_path / run)]
+        for run in ("whole", "parts")
+    )
+    assert whole == parts
+
+
+def test_the_curve_tells_the_learning_rate_that_each_step_had(prepared, tmp_path):
+    """Steps of several batches too; the schedule has moved on when a step is over."""
+    recipe = ["steps=6", "schedule.warmup=0.5", "optimizer.lr=0.003", "data.bases_per_batch=256"]
+    assert train(prepared, tmp_path / "run", *recipe) == 0
+    rates = [float(r["learning_rate"]) for r in curve_rows(tmp_path / "run") if r["learning_rate"]]
+    expected = [0.003 * warmup_cosine(n, steps=6, warmup=0.5, final=0.1) for n in range(6)]
+    assert rates == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.usefixtures("pictures")
 def test_resuming_a_finished_run_changes_nothing(prepared, tmp_path):
     recipe = ["steps=4", "validate_every=2"]
@@ -292,8 +328,31 @@ def test_a_folder_with_a_run_is_not_overwritten(prepared, tmp_path, capsys):
     assert train(prepared, tmp_path / "run", "steps=2") == 2
     assert "resume=true" in capsys.readouterr().err
     assert train(prepared, tmp_path / "run", "steps=3", "resume=true") == 2
-    assert "steps: 2 there, 3 now" in capsys.readouterr().err
+    assert "with other settings, which cannot be continued: steps: 2 there, 3 now. Give" in (
+        capsys.readouterr().err
+    )
+    assert (
+        train(prepared, tmp_path / "run", "steps=2", "resume=true", "data.bases_per_step=128") == 2
+    )
+    assert "data.windows_per_step: 8 there, 2 now" in capsys.readouterr().err
     assert (tmp_path / "run" / "checkpoints" / "last.ckpt").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["trainer.accelerator=cpu", "trainer.precision=16-mixed"], "16-mixed needs a GPU"),
+        (["trainer.accelerator=cpu", "trainer.num_nodes=2"], "with torchrun or SLURM"),
+    ],
+)
+def test_what_this_machine_cannot_do_alone_is_refused(
+    prepared, tmp_path, monkeypatch, capsys, overrides, message
+):
+    for name in ("NODE_RANK", "GROUP_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert train(prepared, tmp_path / "run", "steps=1", *overrides) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -312,6 +371,10 @@ def test_a_folder_with_a_run_is_not_overwritten(prepared, tmp_path, capsys):
         ("+optimizer.algorithm.colour=1", "optimizer cannot be built"),
         ("steps=0", "at least 1"),
         ("seed=-1", "seed=-1"),
+        ("+trainer.limit_train_batches=2", "trainer.limit_train_batches: a run has no such option"),
+        ("+trainer.fast_dev_run=true", "trainer.fast_dev_run: a run has no such option"),
+        ("+trainer.max_steps=3", "trainer.max_steps: a run has no such option"),
+        ("trainer.precision=16-true", "choose auto, 32-true, bf16-mixed, 16-mixed"),
     ],
 )
 def test_refusals_come_before_anything_is_written(prepared, tmp_path, capsys, override, message):
