@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fracdna_prep.errors import InputError
+from fracdna_prep.errors import InputError, Unfinished
 from fracdna_prep.files import exclusive_lock, writing_refusals
 from fracdna_prep.partial_store import JOURNAL_FILE, PartialStore
 from fracdna_prep.progress import progress_bar
@@ -61,8 +61,8 @@ def store_draft(
     """Reads the sources into a folder that nobody sees; the block may look, refuse or publish.
 
     A second builder waits until the block ends, and uses what was published. A block left by a
-    refusal leaves nothing behind; after any other end, be it Ctrl-C or SIGKILL, the next builder
-    of the same sources goes on with what is finished.
+    refusal leaves nothing behind; after any other end, be it Ctrl-C, SIGKILL or a full disk, the
+    next builder of the same sources goes on with what is finished.
 
     Args:
         sources: FASTA, GenBank or EMBL files.
@@ -71,6 +71,7 @@ def store_draft(
 
     Raises:
         InputError: unusable sources, a folder that holds something else or cannot be written.
+        Unfinished: no space left, or a disk that fails.
     """
     directory = Path(directory).absolute()
     paths = source_paths(sources)
@@ -88,6 +89,15 @@ def store_draft(
         with _partial_store(directory, paths) as partial:
             _read(partial, directory, progress)
             yield StoreDraft(directory, paths, partial)
+
+
+@contextlib.contextmanager
+def going_on_again() -> Iterator[None]:
+    """Tells whom the system failed that the second try need not begin anew."""
+    try:
+        yield
+    except Unfinished as error:
+        raise Unfinished(f"{error}; it goes on with what is finished") from error.__cause__
 
 
 def partial_folder(directory: Path) -> Path:
@@ -138,8 +148,8 @@ def _partial_store(directory: Path, paths: list[Path]) -> Iterator[PartialStore]
     refused = False
     try:
         yield partial
-    except InputError:
-        refused = True
+    except InputError as error:
+        refused = not isinstance(error, Unfinished)
         raise
     finally:
         if refused or not partial.worth_keeping:

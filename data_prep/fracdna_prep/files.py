@@ -6,12 +6,14 @@ import fcntl
 import hashlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from fracdna_prep.errors import InputError
+from fracdna_prep.errors import InputError, Unfinished
 
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # handles of the locks that this process holds
 _HELD: set[int] = set()
 _NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
@@ -27,23 +29,32 @@ def sha256_file(path: Path | str) -> str:
 def writing_refusals(path: Path) -> Iterator[None]:
     """Turns what the place of `path` can do to its writer into an InputError.
 
-    That is no permission, no space left, and a place where no file or folder can be. Errors
-    about other places, such as a source that vanished meanwhile, pass unchanged.
+    That is no permission, and a place where no file or folder can be; no space left or a disk that
+    fails is Unfinished. Errors about other places, such as a source that vanished meanwhile, pass
+    unchanged.
     """
     try:
         yield
     except OSError as error:
+        place = error.filename or path
         if error.errno in _NOT_WRITABLE:
             raise InputError(
-                f"no permission to write {error.filename or path} ({error.strerror}): name a "
-                "folder that you may write to"
+                f"no permission to write {place} ({error.strerror}): name a folder that you may "
+                "write to"
             ) from error
-        if error.errno == errno.ENOSPC:
-            raise InputError(f"no space left while writing {path}: free some space") from error
+        if error.errno in _NO_ROOM:
+            raise Unfinished(
+                f"no space left while writing {place} ({os.strerror(error.errno)}): make room and "
+                "give the same command again"
+            ) from error
+        if error.errno == errno.EIO and _is_about(error, Path(path).absolute()):
+            raise Unfinished(
+                f"the disk failed while writing {place} ({os.strerror(error.errno)}): see to it "
+                "and give the same command again"
+            ) from error
         if error.errno in _NO_SUCH_PLACE and _is_about(error, Path(path).absolute()):
             raise InputError(
-                f"{error.filename or path} cannot be written ({error.strerror}): name another "
-                "folder"
+                f"{place} cannot be written ({error.strerror}): name another folder"
             ) from error
         raise
 
@@ -118,6 +129,14 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def remove(place: Path) -> None:
+    """Removes a file, a link or a folder with all that it holds; nothing is fine too."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: Path, pattern: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fracdna_prep.build_store import store_draft
+from fracdna_prep.build_store import going_on_again, store_draft
 from fracdna_prep.composition import count_n_and_masked
 from fracdna_prep.compression import reading_refusals
 from fracdna_prep.errors import InputError
@@ -48,6 +48,7 @@ class GenomeStore:
         self._map_process = -1
 
     @classmethod
+    @going_on_again()
     def build(
         cls,
         sources: Path | str | Iterable[Path | str],
@@ -64,6 +65,7 @@ class GenomeStore:
         Raises:
             InputError: unusable sources, a folder that cannot be written, or one that holds the
                 store of other sources.
+            Unfinished: no space left, or a disk that fails; what is finished is kept.
         """
         with store_draft(sources, directory, progress=progress) as draft:
             draft.publish()

@@ -1,12 +1,10 @@
-"""A genome store while it is made, and the journal by which a killed build goes on."""
+"""A genome store while it is made, of which a second builder goes on after the first."""
 
 import contextlib
 import hashlib
-import json
 import os
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,11 +12,12 @@ import numpy as np
 from tqdm import tqdm
 
 from fracdna_prep.compression import compression_of
-from fracdna_prep.errors import InputError
+from fracdna_prep.errors import InputError, Unfinished
+from fracdna_prep.files import remove
+from fracdna_prep.journal import Checkpoint, Journal
 from fracdna_prep.sources import HashedFile, read_source, size_of_source
 from fracdna_prep.store_layout import (
     BASES_FILE,
-    VERSION,
     ContigRecord,
     Piece,
     RecordStart,
@@ -32,46 +31,6 @@ JOURNAL_FILE = "journal.jsonl"
 # Contigs by the million are not worth a line of the journal each.
 _CHECKPOINT_BASES = 1 << 20
 _UPPER = np.arange(ord("A"), ord("Z") + 1)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A line of the journal: all records in front of a place in a source are stored.
-
-    Attributes:
-        version: of the store's format.
-        source: position among the sources.
-        position: where the next record begins, in unpacked bytes.
-        line: the number of its line.
-        read: bytes of the source's file that were read by then.
-        sha256: of these bytes.
-        contigs: what was stored since the checkpoint before.
-        finished: the source, once all of it is stored.
-    """
-
-    version: int
-    source: int
-    position: int
-    line: int
-    read: int
-    sha256: str
-    contigs: tuple[ContigRecord, ...]
-    finished: SourceRecord | None
-
-    def as_line(self) -> str:
-        """As a line of the journal."""
-        contigs = [vars(contig) for contig in self.contigs]
-        finished = self.finished and vars(self.finished)
-        return json.dumps({**vars(self), "contigs": contigs, "finished": finished}) + "\n"
-
-    @classmethod
-    def of_line(cls, line: bytes) -> "Checkpoint":
-        """From a line of the journal."""
-        content = json.loads(line)
-        contigs = tuple(ContigRecord(**contig) for contig in content.pop("contigs"))
-        finished = content.pop("finished")
-        source = None if finished is None else SourceRecord(**finished)
-        return cls(**content, contigs=contigs, finished=source)
 
 
 class _OpenContig:
@@ -100,6 +59,7 @@ class PartialStore:
 
     What an earlier builder finished is taken over where it was made from the same bytes: the
     part of each source that was read, and the stored bases, are hashed again and compared.
+    Anything else at the place of the folder, or in it, is removed.
 
     Args:
         folder: where the store grows; whoever makes this object is its only builder.
@@ -115,22 +75,12 @@ class PartialStore:
         sizes = [size_of_source(path) for path in paths]
         self.bytes_of_sources = sum(sizes)
         self._bytes_before = [sum(sizes[:index]) for index in range(len(paths) + 1)]
-        self._checkpoints = self._earlier()
-        if not self._checkpoints:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-        self._contigs = [contig for point in self._checkpoints for contig in point.contigs]
-        self._journaled = len(self._contigs)
-        self._owners = {
-            contig.name: paths[point.source]
-            for point in self._checkpoints
-            for contig in point.contigs
-        }
+        self._go_on_from(self._earlier() or self._nothing())
 
     @property
     def worth_keeping(self) -> bool:
         """Whether a later builder could go on from here."""
-        return bool(self._checkpoints)
+        return bool(self._journal.checkpoints)
 
     def read_sources(self, bar: tqdm) -> None:
         """Reads, checks and stores what is missing.
@@ -140,12 +90,32 @@ class PartialStore:
 
         Raises:
             InputError: whatever makes a source unusable, or a contig name that is used twice.
+            Unfinished: a source that the system fails to read.
         """
-        with (
-            (self.folder / BASES_FILE).open("ab") as bases,
-            (self.folder / JOURNAL_FILE).open("a", encoding="utf-8") as journal,
-        ):
-            done = sum(point.finished is not None for point in self._checkpoints)
+        resumed = self.worth_keeping
+        try:
+            self._read_missing(bar)
+        except Unfinished:
+            raise
+        except InputError:
+            if not resumed:
+                raise
+            # The earlier builder may be at fault; the source is when it fails from its beginning.
+            self._go_on_from(self._nothing())
+            self._read_missing(bar)
+
+    def _go_on_from(self, journal: Journal) -> None:
+        points = journal.checkpoints
+        self._journal = journal
+        self._contigs = [contig for point in points for contig in point.contigs]
+        self._journaled = len(self._contigs)
+        self._owners = {
+            contig.name: self._paths[point.source] for point in points for contig in point.contigs
+        }
+
+    def _read_missing(self, bar: tqdm) -> None:
+        with (self.folder / BASES_FILE).open("ab") as bases:
+            done = sum(point.finished is not None for point in self._journal.checkpoints)
             # What an earlier builder read counts for the time left, but not for the rate.
             before = self._bytes_before[done] + (self._middle.read if self._middle else 0)
             bar.initial = bar.n = bar.last_print_n = before
@@ -154,30 +124,41 @@ class PartialStore:
                     for point in self._read_source(index, raw, bases, bar):
                         # The bases go first: the journal tells of nothing that is not there.
                         bases.flush()
-                        journal.write(point.as_line())
-                        journal.flush()
-                        self._checkpoints.append(point)
+                        self._journal.append(point)
                         self._journaled = len(self._contigs)
 
     def record(self) -> StoreRecord:
         """What is stored, once all sources are read."""
         sources = tuple(
             replace(point.finished, name=self._paths[point.source].name)
-            for point in self._checkpoints
+            for point in self._journal.checkpoints
             if point.finished is not None
         )
         return StoreRecord(content_checksum(self._contigs), tuple(self._contigs), sources)
 
-    def _earlier(self) -> list[Checkpoint]:
-        """The checkpoints of an earlier builder; none where its work cannot be used."""
-        points, journal_size = _read_journal(self.folder / JOURNAL_FILE)
-        contigs = [contig for point in points for contig in point.contigs]
-        if not self._are_of_sources(points) or not _holds(self.folder / BASES_FILE, contigs):
-            return []
-        # What lies behind the last checkpoint was cut off in the middle.
-        os.truncate(self.folder / JOURNAL_FILE, journal_size)
-        os.truncate(self.folder / BASES_FILE, sum(contig.length for contig in contigs))
-        return points
+    def _nothing(self) -> Journal:
+        """Begins anew, in an empty folder."""
+        remove(self.folder)
+        self.folder.mkdir()
+        return Journal(self.folder / JOURNAL_FILE)
+
+    def _earlier(self) -> Journal | None:
+        """What an earlier builder finished; None where it cannot be used, for whatever reason."""
+        own = journal_file, bases_file = self.folder / JOURNAL_FILE, self.folder / BASES_FILE
+        with contextlib.suppress(OSError):
+            if self.folder.is_symlink() or not all(_is_plain_file(place) for place in own):
+                return None
+            journal = Journal.read(journal_file)
+            contigs = [contig for point in journal.checkpoints for contig in point.contigs]
+            if not self._are_of_sources(journal.checkpoints) or not _holds(bases_file, contigs):
+                return None
+            # What lies behind the last checkpoint was cut off in the middle.
+            journal.cut()
+            os.truncate(bases_file, sum(contig.length for contig in contigs))
+            for foreign in set(self.folder.iterdir()) - set(own):
+                remove(foreign)
+            return journal
+        return None
 
     def _are_of_sources(self, points: list[Checkpoint]) -> bool:
         """Whether what was read of each source is what stands there now."""
@@ -194,7 +175,7 @@ class PartialStore:
     @property
     def _middle(self) -> Checkpoint | None:
         """The last checkpoint, where it lies in the middle of a source."""
-        last = self._checkpoints[-1] if self._checkpoints else None
+        last = self._journal.checkpoints[-1] if self.worth_keeping else None
         return None if last is None or last.finished else last
 
     def _read_source(
@@ -232,7 +213,7 @@ class PartialStore:
         finished: SourceRecord | None = None,
     ) -> Checkpoint:
         fresh = tuple(self._contigs[self._journaled :])
-        return Checkpoint(VERSION, index, position, line, raw.hashed, raw.sha256, fresh, finished)
+        return Checkpoint(index, position, line, raw.hashed, raw.sha256, fresh, finished)
 
     def _end(self, contig: _OpenContig | None, path: Path) -> None:
         if contig is not None:
@@ -253,26 +234,12 @@ class PartialStore:
             )
 
 
-def _read_journal(path: Path) -> tuple[list[Checkpoint], int]:
-    """The whole lines of a journal and how many bytes they take."""
-    points: list[Checkpoint] = []
-    size = 0
-    content = path.read_bytes() if path.exists() else b""
-    for line in content.splitlines(keepends=True):
-        try:
-            point = Checkpoint.of_line(line)
-        except (ValueError, TypeError, KeyError):
-            break
-        if not line.endswith(b"\n") or point.version != VERSION:
-            break
-        points.append(point)
-        size += len(line)
-    return points, size
+def _is_plain_file(path: Path) -> bool:
+    """Not a link either: what it leads to is somebody else's."""
+    return path.is_file() and not path.is_symlink()
 
 
 def _holds(path: Path, contigs: list[ContigRecord]) -> bool:
     """Whether a bases file begins with these contigs."""
-    if not path.exists():
-        return False
     with path.open("rb") as file:
         return all(sha256_of_next(file, contig.length) == contig.sha256 for contig in contigs)

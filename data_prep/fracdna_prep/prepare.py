@@ -13,7 +13,12 @@ import numpy as np
 from tqdm import tqdm
 
 from fracdna_prep.bed import read_bed
-from fracdna_prep.build_store import StoreDraft, folders_removed_if_refused, store_draft
+from fracdna_prep.build_store import (
+    StoreDraft,
+    folders_removed_if_refused,
+    going_on_again,
+    store_draft,
+)
 from fracdna_prep.compression import reading_refusals
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import (
@@ -57,6 +62,7 @@ SUMMARY_FILE = "summary.json"
 _LONGEST_PADDED = 1 << 24
 
 
+@going_on_again()
 def prepare(options: PrepareOptions) -> PreparationSummary:
     """Prepares a genome for training and evaluation.
 
@@ -67,6 +73,7 @@ def prepare(options: PrepareOptions) -> PreparationSummary:
 
     Raises:
         InputError: whatever can be known from the inputs; then nothing is left written.
+        Unfinished: no space left, or a disk that fails; what is finished is kept.
     """
     options.check()
     check_writable(options.output)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fracdna_prep.compression import compression_of, open_unpacked, reading_refusals
-from fracdna_prep.errors import InputError
+from fracdna_prep.errors import InputError, Unfinished
 from fracdna_prep.fasta import count_letters, read_fasta
 from fracdna_prep.files import sha256_file
 from fracdna_prep.records import is_annotated, read_records
@@ -56,15 +56,26 @@ class HashedFile:
     """A file whose bytes are hashed as they are read, each once, however often it is read."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         with reading_refusals(path):
             self._file = path.open("rb")
         self._digest = hashlib.sha256()
         self.hashed = 0
 
     def read(self, size: int = -1) -> bytes:
-        """As of any file."""
+        """As of any file.
+
+        Raises:
+            Unfinished: the system fails.
+        """
         start = self._file.tell()
-        block = self._file.read(size)
+        try:
+            block = self._file.read(size)
+        except OSError as error:
+            raise Unfinished(
+                f"{self._path} cannot be read ({error.strerror}): see to its disk and give the "
+                "same command again"
+            ) from error
         new = start + len(block) - self.hashed
         if new > 0:
             self._digest.update(memoryview(block)[-new:])

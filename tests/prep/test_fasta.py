@@ -152,13 +152,13 @@ def test_missing_files_and_folders_are_told_apart(tmp_path, open_folder, without
 
 
 def test_errors_of_the_system_are_not_taken_for_bad_lines(make_fasta, tmp_path, monkeypatch):
-    """A full disk is told as such, and nothing is left."""
+    """A full disk is told as such; where nothing was finished nothing is left."""
     path = make_fasta({"a": "ACGT"}, "in/genome.fa.gz")
 
     def full(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(partial_store.Checkpoint, "as_line", full)
+    monkeypatch.setattr(partial_store.Checkpoint, "as_json", full)
     with pytest.raises(InputError, match="no space left"):
         GenomeStore.build(path, tmp_path / "out" / "store")
     assert not (tmp_path / "out").exists()

@@ -1,14 +1,16 @@
+import errno
 import multiprocessing
 import os
 import time
 
 import pytest
 
-from fracdna_prep.errors import InputError
+from fracdna_prep.errors import InputError, Unfinished
 from fracdna_prep.files import (
     atomic_file,
     check_writable,
     exclusive_lock,
+    remove,
     remove_leftovers,
     sha256_file,
     writing_refusals,
@@ -122,9 +124,37 @@ def test_a_place_that_cannot_be_is_refused(tmp_path):
         (tmp_path / "elsewhere").read_bytes()
 
 
-def test_a_full_disk_is_called_by_its_name(tmp_path):
-    """Other errors of the system pass unchanged."""
-    with pytest.raises(InputError, match="no space left"), writing_refusals(tmp_path):
-        raise OSError(28, "No space left on device")
-    with pytest.raises(OSError, match="Input/output"), writing_refusals(tmp_path):
-        raise OSError(5, "Input/output error")
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_called_by_its_name(number, tmp_path):
+    """A quota is one too; the message says what to do."""
+    words = rf"no space left while writing {tmp_path} \({os.strerror(number)}\): make room and give"
+    with pytest.raises(Unfinished, match=words), writing_refusals(tmp_path):
+        raise OSError(number, os.strerror(number))
+
+
+def test_a_disk_that_fails_is_called_by_its_name(tmp_path):
+    """One elsewhere, and other errors of the system, pass unchanged."""
+    with (
+        pytest.raises(
+            Unfinished, match=rf"the disk failed while writing {tmp_path} \(Input/output"
+        ),
+        writing_refusals(tmp_path),
+    ):
+        raise OSError(errno.EIO, "Input/output error")
+    for error in (OSError(errno.EIO, "failed", "/elsewhere/file"), OSError(errno.EBUSY, "busy")):
+        with pytest.raises(OSError, match=error.strerror), writing_refusals(tmp_path / "out"):
+            raise error
+
+
+def test_whatever_stands_at_a_place_is_removed(tmp_path, names_in):
+    """Files, folders and links, but not what a link leads to; nothing is fine too."""
+    place, kept = tmp_path / "place", tmp_path / "kept"
+    (kept / "deep").mkdir(parents=True)
+    for make in (
+        lambda: None, place.touch, lambda: (place / "deep").mkdir(parents=True),
+        lambda: place.symlink_to(kept), lambda: place.symlink_to(tmp_path / "nowhere"),
+    ):  # fmt: skip
+        make()
+        remove(place)
+        assert names_in(tmp_path) == ["kept"]
+    assert names_in(kept) == ["deep"]

@@ -265,16 +265,21 @@ def test_annotated_records_are_told(run, make_fasta, tmp_path):
     assert "NOT VERIFIED: plasmid.gb: pyfaidx reads neither" in summary.describe()
 
 
-def test_a_full_disk_is_no_fault_of_the_file(run, make_fasta, monkeypatch, tmp_path):
-    """pyfaidx hides what the system refused; it is told, and nothing is left."""
+def test_a_full_disk_is_no_fault_of_the_file(run, make_fasta, monkeypatch, tmp_path, names_in):
+    """pyfaidx hides what the system refused; it is told, and the store need not be read again."""
 
     def full(*_arguments, **_options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("pyfaidx.TemporaryFile", full)
-    with pytest.raises(InputError, match="no space left"):
-        run(make_fasta(RECORDS, "in/g.fa"))
-    assert not (tmp_path / "out").exists()
+    path = make_fasta(RECORDS, "in/g.fa")
+    with monkeypatch.context() as patch:
+        patch.setattr("pyfaidx.TemporaryFile", full)
+        with pytest.raises(InputError, match="no space left"):
+            run(path)
+    assert names_in(tmp_path / "out") == [".genome.partial"]
+    bases = (tmp_path / "out" / ".genome.partial" / "bases.u8").stat().st_ino
+    run(path)
+    assert (tmp_path / "out" / "genome" / "bases.u8").stat().st_ino == bases
 
 
 def test_what_a_killed_verification_left_goes_away(run, make_fasta, tmp_path, names_in):
