@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fracdna.pictures import bases
+from fracdna.pictures import bases, shortened
 
 PADDING = 0.04  # of the span of an axis, at either end
 LONGEST_NAME = 18  # letters of a name below an axis
@@ -22,14 +22,6 @@ def short(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.4g}{letter}"
     return f"{value:.4g}"
-
-
-def shortened(text: str, most: int) -> str:
-    """A text of at most so many letters: its beginning and its end."""
-    if len(text) <= most:
-        return text
-    end = most // 2
-    return f"{text[: most - end - 1]}…{text[-end:]}"
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Chart:
         x: the axis below.
         y: the axis on the left.
         curves: at least one, each with a point.
-        marks: places on x that get a line and a word.
+        marks: places on x that get a line and a word; those out of sight are left out.
         levels: heights that get a line and a word; those out of sight are left out.
         top: the highest y to be shown; None: that of the curves.
         ends: what the ends of the curves' intervals are.
@@ -87,6 +87,24 @@ class Chart:
         """Levels within the span."""
         low, high = self.spans()[1]
         return {level: word for level, word in self.levels.items() if low <= level <= high}
+
+    def seen_marks(self) -> dict[float, str]:
+        """Marked places within the span."""
+        low, high = self.spans()[0]
+        return {place: word for place, word in self.marks.items() if low <= place <= high}
+
+    def caption(self) -> str:
+        """The note, and which marks would stand outside."""
+        seen = self.seen_marks()
+        unseen = [word for place, word in self.marks.items() if place not in seen]
+        return f"{self.note} Outside this range: {', '.join(unseen)}." if unseen else self.note
+
+    def x_ticks(self, most: int) -> list[float]:
+        """Places marked below, at most so many: of points at a single place that place."""
+        places = {x for curve in self.curves for x in curve.x}
+        if len(places) == 1 and self.x.scale != "names":
+            return [*places]
+        return self.x.ticks(self.spans()[0], most)
 
     def names(self) -> dict[str, Curve]:
         """Names in the legend, each with the first curve of that name."""

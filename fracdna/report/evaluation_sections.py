@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from fracdna.pictures import bases
+from fracdna.pictures import bases, position_unit
 from fracdna.report.axes import Axis, length_axis
 from fracdna.report.charts import Chart, Curve, colour_of
 from fracdna.report.elements import printable
@@ -28,7 +28,6 @@ CURVES = {
         "alone changes.",
     ),
 }
-POSITION = Axis("position (Mb)")
 CLASSES = {"soft_mask": "soft mask", "gc": "GC", "chromosome": "contig"}
 
 
@@ -275,30 +274,36 @@ class EvaluationSections:
             "regions, the same for both",
             source="differences.csv",
         )  # fmt: skip
-        return [*self._difference_chart(), table]
+        return [*self._difference_charts(), table]
 
-    def _difference_chart(self) -> list[Block]:
-        """Every network against the best at the longest windows."""
+    def _difference_charts(self) -> list[Block]:
+        """Every network against the best at the longest windows, and against the best counts."""
         ranking = self.same.ranking(self.same.lengths[-1]) if self.same.lengths else []
-        if not ranking:
-            return []
-        best = ranking[0]["model"]
+        best = [row["model"] for row in ranking[:1]]
+        counts = [self.same.best_count] if self.same.best_count else []
+        # apart: beside what sets networks off from counts, what is between them is a line
+        return [
+            *(block for model in best for block in self._difference_chart(model, "differences")),
+            *(block for model in counts
+              for block in self._difference_chart(model, "differences-counts")),
+        ]  # fmt: skip
+
+    def _difference_chart(self, minus: str, key: str) -> list[Block]:
+        """The other networks against one model."""
         curves = []
-        for model in self.same.models(references=True):
-            rows = [self.same.difference(model, best, n) for n in self.same.lengths]
-            rows = [row for row in rows if row is not None]
-            if model != best and rows:
-                # whichever way a difference was kept, the curve is that of this model
-                mine = [row | {"nll_nats_low": row["low"], "nll_nats_high": row["high"]}
-                        for row in rows]  # fmt: skip
-                curves.append(
-                    self._curve(self.same.label(model), model, mine, "length", "nll_nats")
-                )
+        for model in self.same.networks:
+            rows = [self.same.difference(model, minus, n) for n in self.same.lengths]
+            # whichever way a difference was kept, the curve is that of this model
+            mine = [row | {"nll_nats_low": row["low"], "nll_nats_high": row["high"]}
+                    for row in rows if row is not None]  # fmt: skip
+            if model != minus and mine:
+                curves.append(self._curve(model, model, mine, "length", "nll_nats"))
+        name = self.same.label(minus)
         return self._if_any(
-            curves, "differences", f"Paired difference to {best}",
-            f"Nats per base minus those of {best} on the same bases: above 0, {best} is better. "
+            curves, key, f"Paired difference to {name}",
+            f"Nats per base minus those of {name} on the same bases: above 0, {name} is better. "
             "Bands are paired 95 % intervals.",
-            length_axis("window length (bases)"), Axis("nats per base"), levels={0.0: best},
+            length_axis("window length (bases)"), Axis("nats per base"), levels={0.0: name},
         )  # fmt: skip
 
     def _streams(self) -> list[Block]:
@@ -310,23 +315,24 @@ class EvaluationSections:
         )
         blocks: list[Block] = []
         for contig in dict.fromkeys(row["contig"] for row in rows):
-            curves = self._stream_curves([row for row in rows if row["contig"] == contig])
-            title = f"Perplexity along {contig}"
+            mine = [row for row in rows if row["contig"] == contig]
+            size, unit = position_unit(max(row["end"] for row in mine))
             blocks += self._if_any(
-                curves, f"streams-{len(blocks) + 1}", title, note, POSITION, Axis("perplexity")
-            )
+                self._stream_curves(mine, size), f"streams-{len(blocks) + 1}",
+                f"Perplexity along {contig}", note, Axis(f"position ({unit})"), Axis("perplexity"),
+            )  # fmt: skip
         return [*blocks, _stream_table(rows)] if blocks else []
 
-    def _stream_curves(self, rows: Sequence[Row]) -> list[Curve]:
+    def _stream_curves(self, rows: Sequence[Row], unit: int) -> list[Curve]:
         """Curves of each model and its control; one ends where a block holds nothing but N."""
         curves = []
         for model in dict.fromkeys(row["model"] for row in rows):
-            mine = [row | {"mb": (row["start"] + row["end"]) / 2e6} for row in rows
+            mine = [row | {"place": (row["start"] + row["end"]) / 2 / unit} for row in rows
                     if row["model"] == model]  # fmt: skip
             for column, name in (("perplexity", model), ("perplexity_reset", f"{model}, emptied")):
                 for known, part in groupby(mine, lambda row: row.get(column) is not None):  # noqa: B023
                     if known:
-                        curve = self._curve(name, model, list(part), "mb", column)
+                        curve = self._curve(name, model, list(part), "place", column)
                         curves.append(curve if column == "perplexity" else _control(curve))
         return curves
 

@@ -114,6 +114,12 @@ class Evaluation:
 Opened = TrainingRun | Evaluation
 
 
+def headline_strand(rows: Sequence[Row]) -> str:
+    """The strand of rows of table.csv that stands for all: the same bases are on either."""
+    strands = [row["strand"] for row in rows]
+    return "forward" if "forward" in strands or not strands else strands[0]
+
+
 def open_folders(folders: Sequence[str], names: Sequence[str] | None) -> list[Opened]:
     """Read what was named, in that order.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fracdna.report.elements import printable
-from fracdna.report.folders import TABLES, Evaluation, Row, TrainingRun
+from fracdna.report.folders import TABLES, Evaluation, Row, TrainingRun, headline_strand
 
 COUNT_MODEL = "markov-"
 MODELS = ("model", "minus")  # columns
@@ -44,8 +44,7 @@ class SameBases:
     @property
     def strand(self) -> str:
         """The strand of the headline."""
-        strands = [row["strand"] for row in self.tables["table"]]
-        return "forward" if "forward" in strands or not strands else strands[0]
+        return headline_strand(self.tables["table"])
 
     @property
     def lengths(self) -> list[int]:
@@ -69,8 +68,9 @@ class SameBases:
         """How a model is called in pictures."""
         if not model.startswith(COUNT_MODEL):
             return model
+        order = model.removeprefix(COUNT_MODEL)
         best = " (the best)" if model == self.best_count else ""
-        return f"counts, {model.removeprefix(COUNT_MODEL)} bases back{best}"
+        return f"counts, {order} base{'' if order == '1' else 's'} back{best}"
 
     def tiled(self, length: int) -> list[Row]:
         """The headline: a row of each model at a length, over all tiled bases on one strand."""

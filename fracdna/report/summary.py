@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 
 from fracdna.pictures import bases
 from fracdna.report.elements import element, printable
-from fracdna.report.folders import Evaluation, Opened, Row, TrainingRun
+from fracdna.report.folders import Evaluation, Opened, Row, TrainingRun, headline_strand
 from fracdna.report.same_bases import SameBases
 from fracdna.report.sections import Block, Section
 from fracdna.report.tables import Cell, Column, Table, fixed, interval, number
@@ -166,16 +166,17 @@ def _others(groups: Sequence[SameBases], sizes: Mapping[str, Size], runs: set[st
 def _evaluations(evaluations: Sequence[Evaluation]) -> Table:
     """What was evaluated on which bases, where."""
     titles = ("evaluation", "status", "bases", "regions", "of", "split", "device", "folder")
-    return Table(
-        [Column(title) for title in titles], [_evaluation(e) for e in evaluations], "evaluations"
-    )
+    hints = {"bases": "on each strand"}
+    columns = [Column(title, hints.get(title)) for title in titles]
+    return Table(columns, [_evaluation(e) for e in evaluations], "evaluations")
 
 
 def _evaluation(evaluation: Evaluation) -> list[Cell]:
     """One evaluation."""
     result = evaluation.result
     regions = result.get("regions", {})
-    counted = [row["bases"] for row in evaluation.tables["table"] if row["part"] == "all"]
+    rows, strand = evaluation.tables["table"], headline_strand(evaluation.tables["table"])
+    counted = [row["bases"] for row in rows if (row["part"], row["strand"]) == ("all", strand)]
     width = regions.get("width")
     return [
         evaluation.name, evaluation.status, number(max(counted)) if counted else None,

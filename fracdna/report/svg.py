@@ -1,15 +1,21 @@
 """Charts as inline SVG, in a wide and a narrow layout: letters keep their size on a phone."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
+from fracdna.pictures import shortened
 from fracdna.report.axes import Axis
 from fracdna.report.charts import Chart, Curve
 from fracdna.report.elements import element, embedded
 from fracdna.report.tables import table_element
+from fracdna.report.words import LETTER, Word, Words
 
 DOTS_UP_TO = 80  # points of a curve that are marked one by one
+DOT = 3.2  # radius of such a mark
+GRAIN = 10  # distance of the places that stand for a line where words are placed
+MOST_MARKS = 8  # words of marked places above each other
 
 
 class Layout(NamedTuple):
@@ -96,7 +102,7 @@ def figure_element(chart: Chart) -> Element:
             aria_label=f"{chart.title}: arrow keys read out values",
         ),
         embedded(_values(chart), class_="values"),
-        element("figcaption", chart.note),
+        element("figcaption", chart.caption()),
         element(
             "details",
             element("summary", f"Data of this picture, which is also {chart.key}.png"),
@@ -109,11 +115,13 @@ def figure_element(chart: Chart) -> Element:
 def drawing(chart: Chart, layout: Layout) -> Element:
     """The SVG of a chart."""
     frame = Frame(chart, layout)
+    words = Words(frame.width, frame.height, list(_drawn(frame)))
+    across = list(_words(frame, words))  # first: of curves the legend has the names too
     plot = element(
         "svg",
         *_lines_across(frame),
-        *(_curve(frame, curve) for curve in chart.curves),
-        *_words(frame),
+        *(_curve(frame, curve, words) for curve in chart.curves),
+        *across,
         element("line", class_="cursor", y1=0, y2=frame.height, visibility="hidden"),
         x=layout.left,
         y=layout.top,
@@ -145,7 +153,7 @@ def _axes(frame: Frame) -> Iterator[Element]:
         y = round(layout.top + frame.y(tick), 1)
         yield element("line", x1=left, x2=left + frame.width, y1=y, y2=y, class_="grid")
         yield element("text", chart.y.marked(tick), x=left - 7, y=y + 4, class_="tick end")
-    for tick in chart.x.ticks(frame.x_span, _most_ticks(chart, layout)):
+    for tick in chart.x_ticks(_most_ticks(chart, layout)):
         x = round(left + frame.x(tick), 1)
         yield element("line", x1=x, x2=x, y1=bottom, y2=bottom + 4, class_="grid")
         yield _below(chart.x, tick, x, bottom)
@@ -177,7 +185,7 @@ def _aslant(axis: Axis) -> bool:
 
 def _lines_across(frame: Frame) -> Iterator[Element]:
     """Marked places and levels."""
-    for place in frame.chart.marks:
+    for place in frame.chart.seen_marks():
         x = round(frame.x(place), 1)
         yield element("line", x1=x, x2=x, y1=0, y2=frame.height, class_="mark")
     for level in frame.chart.seen_levels():
@@ -185,27 +193,81 @@ def _lines_across(frame: Frame) -> Iterator[Element]:
         yield element("line", x1=0, x2=frame.width, y1=y, y2=y, class_="mark")
 
 
-def _words(frame: Frame) -> Iterator[Element]:
+def _drawn(frame: Frame) -> Iterator[tuple[float, float]]:
+    """Places along lines and around dots."""
+    for place in frame.chart.seen_marks():
+        yield from ((frame.x(place), y) for y in range(0, int(frame.height), GRAIN))
+    for level in frame.chart.seen_levels():
+        yield from ((x, frame.y(level)) for x in range(0, int(frame.width), GRAIN))
+    for curve in frame.chart.curves:
+        points = frame.points(_places(frame, curve), curve.y)
+        if _dotted(frame, curve):
+            yield from ((x, y + away) for x, y in points for away in (-DOT, 0, DOT))
+        if frame.chart.x.scale != "names":
+            yield from _along(points)
+
+
+def _along(points: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """Places on the straight lines through points, not far from each other."""
+    for (left, first), (right, last) in pairwise(points):
+        steps = int((abs(right - left) + abs(last - first)) / GRAIN) + 1
+        for step in range(steps + 1):
+            share = step / steps
+            yield left + share * (right - left), first + share * (last - first)
+
+
+def _dotted(frame: Frame, curve: Curve) -> bool:
+    """Whether points of a curve are marked."""
+    few = curve.dots and len(curve.x) <= DOTS_UP_TO
+    return frame.chart.x.scale == "names" or len(curve.x) == 1 or few
+
+
+def _places(frame: Frame, curve: Curve) -> list[float]:
+    """Where points of a curve stand on x."""
+    return [place + frame.chart.shift(curve) for place in curve.x]
+
+
+def _words(frame: Frame, words: Words) -> Iterator[Element]:
     """What marked places and levels are."""
-    for place, word in frame.chart.marks.items():
+    width, height = frame.width, frame.height
+    for level, text in frame.chart.seen_levels().items():
+        y = round(frame.y(level), 1)
+        text = shortened(text, int(width / LETTER))
+        places = ((width / 2, "middle"), (4, "start"), (width - 4, "end"))
+        yield from _placed(words, [Word(text, x, b, a) for b in _beside(y) for x, a in places])
+    for place, text in frame.chart.seen_marks().items():
         x = round(frame.x(place), 1)
-        right = x > 0.7 * frame.width
-        side = {"x": x - 4 if right else x + 4, "class_": "tick end" if right else "tick"}
-        yield element("text", word, y=frame.height - 6, **side)
-    for level, word in frame.chart.seen_levels().items():
-        y = _beside(round(frame.y(level), 1))
-        yield element("text", word, x=frame.width / 2, y=y, class_="tick middle")
+        rows = [height - 6 - 14 * row for row in range(MOST_MARKS)]
+        sides = ((x + 4, "start"), (x - 4, "end"))
+        yield from _placed(words, [Word(text, at, y, a) for y in rows for at, a in sides])
 
 
-def _beside(y: float) -> float:
-    """Where a word stands at a level: above it, or below where there is no room."""
-    return y - 4 if y > 18 else y + 14
+def _placed(words: Words, choices: list[Word]) -> Iterator[Element]:
+    """Words where they have room, or none."""
+    word = words.place(choices)
+    if word is not None:
+        yield word.element()
 
 
-def _curve(frame: Frame, curve: Curve) -> Element:
+def _beside(y: float) -> tuple[float, float]:
+    """Where words stand at a level: above it or below."""
+    return y - 4, y + 14
+
+
+def _name(curve: Curve, points: list[tuple[float, float]]) -> list[Word]:
+    """Where the name of a curve may stand: at its last point or its first, beside a single one."""
+    (left, first), (right, last) = points[0], points[-1]
+    if len(points) == 1:
+        return [Word(curve.name, left + 8, first + 4), Word(curve.name, left - 8, first + 4, "end")]
+    ends = [Word(curve.name, right, y, "end") for y in _beside(last)]
+    return ends + [Word(curve.name, left, y) for y in _beside(first)]
+
+
+def _curve(frame: Frame, curve: Curve, words: Words) -> Element:
     """A line with its band and dots; where x has names, dots with whiskers."""
     named = frame.chart.x.scale == "names"
-    x = [place + frame.chart.shift(curve) for place in curve.x]
+    bars = named or len(curve.x) == 1
+    x = _places(frame, curve)
     points = frame.points(x, curve.y)
     parts = []
     if curve.low is not None and not curve.dashed:
@@ -214,17 +276,16 @@ def _curve(frame: Frame, curve: Curve) -> Element:
         whiskers = " ".join(f"M{x} {low}V{high}" for (x, low), (_, high) in ends)
         around = f"{_path(highs + lows[::-1])}Z"
         parts.append(
-            element("path", d=whiskers if named else around, class_="line" if named else "band")
+            element("path", d=whiskers if bars else around, class_="line" if bars else "band")
         )
     if not named and len(points) > 1:
         kind = "line dashed" if curve.dashed else "line"
         parts.append(element("path", d=_path(points), class_=kind))
-    if named or len(points) == 1 or (curve.dots and len(points) <= DOTS_UP_TO):
+    if _dotted(frame, curve):
         kind = "dot ring" if curve.dashed else "dot"
-        parts += [element("circle", cx=x, cy=y, r=3.2, class_=kind) for x, y in points]
+        parts += [element("circle", cx=x, cy=y, r=DOT, class_=kind) for x, y in points]
     if curve.labelled and not named:
-        right, level = points[-1]
-        parts.append(element("text", curve.name, x=right, y=_beside(level), class_="tick end"))
+        parts += _placed(words, _name(curve, points))
     place = list(frame.chart.names()).index(curve.name)
     return element("g", *parts, class_=f"curve {curve.colour}", data_curve=place)
 

@@ -2,7 +2,8 @@ import itertools
 
 import pytest
 
-from fracdna.report.axes import Axis, length_axis, short, shortened
+from fracdna.pictures import shortened
+from fracdna.report.axes import Axis, length_axis, short
 from fracdna.report.charts import Chart, Curve
 from fracdna.report.svg import NARROW, WIDE, Frame
 
@@ -77,3 +78,22 @@ def test_things_at_one_name_stand_side_by_side():
     assert shifts == sorted(shifts)
     assert shifts[1] == 0
     assert shifts[0] == -shifts[2] < 0
+
+
+def test_points_at_one_place_have_its_tick():
+    """And no other; where there are several, powers of two."""
+
+    def ticks(*x):
+        curves = [Curve("a", x, [3.9] * len(x)), Curve("b", x[:1], [3.8])]
+        return Chart("k", "t", "", length_axis("x"), Axis("y"), curves).x_ticks(9)
+
+    assert ticks(1000) == [1000]
+    assert ticks(1024, 4096) == [1024, 2048, 4096]
+
+
+def test_marks_out_of_sight_are_told_below():
+    curve = Curve("a", [512, 1024], [3.9, 3.8])
+    marks = {1024: "trained on 1K", 4096: "trained on 4K"}
+    chart = Chart("k", "t", "Note.", length_axis("x"), Axis("y"), [curve], marks)
+    assert chart.seen_marks() == {1024: "trained on 1K"}
+    assert chart.caption() == "Note. Outside this range: trained on 4K."

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from itertools import combinations
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_the_page_loads_without_an_error(browser):
 def test_the_curves_can_be_seen(browser):
     """Every figure has a drawing, and every curve a box of some size on the screen."""
     figures = browser.find_elements(By.TAG_NAME, "figure")
-    assert len(figures) == 16
+    assert len(figures) == 17
     for figure in figures:
         (drawing,) = [
             x for x in figure.find_elements(By.CSS_SELECTOR, ".chart") if x.is_displayed()
@@ -120,6 +121,22 @@ def test_texts_sort_as_words(browser):
     before = column(table, 1)
     table.find_elements(By.TAG_NAME, "th")[0].find_element(By.TAG_NAME, "button").click()
     assert column(table, 1) == sorted(before, key=str.casefold)
+
+
+@pytest.mark.parametrize("width", [1280, 500, 390])
+def test_words_in_charts_do_not_cover_each_other(started, full_report, width):
+    """Of marked places, levels and curves, at any width."""
+    show(started, full_report, width=width, theme="light")
+    charts = started.execute_script(
+        "return [...document.querySelectorAll('.plot')].filter(x => x.getBoundingClientRect().width"
+        ").map(x => [...x.querySelectorAll('text')].map(t => { const b = t.getBoundingClientRect();"
+        " return [b.left, b.right, b.top, b.bottom, t.textContent] }))"
+    )
+    words = [word for chart in charts for *_, word in chart]
+    assert {"uniform guess", "trained on 1K", "counts, 2 bases back (the best)"} <= set(words)
+    for chart in charts:
+        for (left, right, top, bottom, _), (a, b, c, d, _) in combinations(chart, 2):
+            assert right <= a or b <= left or bottom <= c or d <= top
 
 
 @pytest.mark.parametrize("system", ["light", "dark"])

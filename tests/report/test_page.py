@@ -21,8 +21,8 @@ SECTIONS = (
     "spectra orders settings"
 )
 FIGURES = (
-    "perplexity fixed positions gains classes chromosomes differences streams-1 training "
-    "training-time learning-rate throughput spectra-1 orders-alpha orders-lam orders-clock"
+    "perplexity fixed positions gains classes chromosomes differences differences-counts streams-1 "
+    "training training-time learning-rate throughput spectra-1 orders-alpha orders-lam orders-clock"
 )
 
 
@@ -219,3 +219,48 @@ def test_the_command_takes_folders_by_place_or_by_name(tmp_path, write_run, monk
     assert cli.run(["report", "runs='./lr=1'", "output=other", "spectra=false"]) == cli.FINE
     assert cli.run(["report", "./lr=1", "runs=[./other]", "output=third"]) == cli.REFUSED
     assert "name all of them in one way" in capsys.readouterr().err
+
+
+def figure(folder, key):
+    """A figure of a page, and the values of its curves."""
+    text = (folder / "index.html").read_text()
+    part = text[text.index(f'<figure id="chart-{key}">') :].partition("</figure>")[0]
+    return part, json.loads(re.search(r"<script[^>]*>(.*?)</script>", part, re.DOTALL)[1])
+
+
+def test_count_models_stand_apart_from_networks(full_report, hostile):
+    """Differences between networks are not pressed flat by those to count models."""
+    between = figure(full_report, "differences")[1]
+    assert [curve["name"] for curve in between] == [printable(hostile)]
+    assert [float(text.split()[0]) for text in between[0]["text"]] == pytest.approx(
+        [0.021, 0.022, 0.0241], abs=1e-4
+    )
+    part, counts = figure(full_report, "differences-counts")
+    assert "Paired difference to counts, 2 bases back (the best)" in part
+    assert [curve["name"] for curve in counts] == ["first", printable(hostile)]
+    assert all(text.startswith("-0.0") for text in counts[0]["text"])
+
+
+def test_bases_of_an_evaluation_are_those_of_one_strand(tmp_path, write_evaluation):
+    """Rows of both strands together count twice as many; one base is no bases."""
+    folder = write_evaluation(tmp_path / "results", {"first": 1.3})
+    path = folder / "table.csv"
+    head, *rows = path.read_text().splitlines()
+    both = [row.replace("forward", "average").replace("90000", "180000") for row in rows]
+    path.write_text("\n".join([head, *rows, *both, ""]))
+    assert cli.run(["report", str(folder), f"output={tmp_path / 'page'}"]) == cli.FINE
+    text = Page(tmp_path / "page" / "index.html").text
+    assert "90,000" in text
+    assert "180,000" not in text
+    assert "counts, 1 base back" in text
+    assert "1 bases" not in text
+
+
+def test_short_contigs_are_told_in_kb(tmp_path, write_evaluation):
+    folder = write_evaluation(tmp_path / "results", {"first": 1.3})
+    path = folder / "streams.csv"
+    path.write_text(path.read_text().replace("000000,", "000,"))
+    assert cli.run(["report", str(folder), f"output={tmp_path / 'page'}"]) == cli.FINE
+    part, values = figure(tmp_path / "page", "streams-1")
+    assert "position (kb)" in part
+    assert [c["x"] for c in values] == [[0.5, 1.5], [3.5, 4.5, 5.5]] * 2
