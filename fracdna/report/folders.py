@@ -30,6 +30,11 @@ NEEDED = {
     "differences": ("model", "minus", "length", "nll_nats"),
     "streams": ("model", "contig", "start", "end", "bases"),
 }
+# of values of result.json
+KINDS = {
+    "config": dict, "models": dict, "regions": dict, "classes": dict, "genome": str,
+    "without_gains": list,
+}  # fmt: skip
 # what older files, which have not these columns, are about
 DEFAULTS = {"curve": "tiling", "strand": "forward", "part": "all", "group": "all"}
 
@@ -92,7 +97,7 @@ class Evaluation:
     @property
     def status(self) -> str:
         """Whether it has come to its end."""
-        if self.result:
+        if self.result.get("complete"):
             return "complete"
         return f"running or interrupted with {len(list(self.folder.glob('cells/*')))} parts done"
 
@@ -159,7 +164,7 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
 def _open(path: Path, name: str) -> Opened:
     """One folder, of the kind that its files tell."""
     if any((path / file).is_file() for file in EVALUATION):
-        return Evaluation(name, path, _read_json(path / "result.json"))
+        return Evaluation(name, path, _read_result(path / "result.json"))
     if any((path / file).is_file() for file in TRAINING):
         return TrainingRun(
             name, path, _read_points(path / "metrics.csv"), _read_config(path / "config.yaml"),
@@ -206,6 +211,20 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def _read_result(path: Path) -> dict[str, Any]:
+    """What an evaluation kept; values of other kinds than those that it writes are refused."""
+    result = _read_json(path)
+    for name, kind in KINDS.items():
+        if not isinstance(result.get(name, kind()), kind):
+            raise InputError(f"{path}: the value of {name!r} is damaged; evaluate again")
+    for group in ("models", "classes"):
+        facts = result.get(group, {})
+        facts = facts.get("files", {}) if group == "classes" else facts
+        if not isinstance(facts, dict) or not all(isinstance(x, dict) for x in facts.values()):
+            raise InputError(f"{path}: the value of {group!r} is damaged; evaluate again")
+    return result
+
+
 def _read_table(folder: Path, name: str, result: dict[str, Any]) -> list[Row]:
     """Rows of one CSV file of an evaluation, in the columns of today."""
     path = folder / f"{name}.csv"
@@ -213,7 +232,7 @@ def _read_table(folder: Path, name: str, result: dict[str, Any]) -> list[Row]:
         try:
             with path.open(newline="") as file:
                 rows = [_parsed(row) for row in csv.DictReader(file)]
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, csv.Error) as error:
             raise InputError(f"{path} cannot be read as a table: {error}") from error
     else:
         # earlier versions kept differences there alone

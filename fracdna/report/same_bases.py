@@ -13,6 +13,7 @@ MODELS = ("model", "minus")  # columns
 # what makes two rows of a file the same row
 IDENTITY = ("model", "minus", "curve", "strand", "part", "group", "length", "reset_length")
 IDENTITY += ("context_from", "contig", "start")
+TARGET = 1024  # last bases of each region, where an evaluation does not say
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class SameBases:
 
 
 def by_bases(evaluations: Sequence[Evaluation], runs: Sequence[TrainingRun]) -> list[SameBases]:
-    """Finished evaluations, those of the same regions of the same genome together.
+    """Finished evaluations, those of the same regions and last bases of the same genome together.
 
     Args:
         evaluations: in the order in which their models are to be shown.
@@ -119,7 +120,8 @@ def by_bases(evaluations: Sequence[Evaluation], runs: Sequence[TrainingRun]) -> 
         if evaluation.result:
             manifest = evaluation.result.get("regions", {}).get("manifest")
             alone = evaluation.folder if manifest is None else None
-            key = (evaluation.result.get("genome"), manifest, alone)
+            target = evaluation.result.get("config", {}).get("target", TARGET)
+            key = (evaluation.result.get("genome"), manifest, target, alone)
             groups.setdefault(key, []).append(evaluation)
     return [_together(group, runs) for group in groups.values()]
 
@@ -129,20 +131,35 @@ def _together(group: Sequence[Evaluation], runs: Sequence[TrainingRun]) -> SameB
     seen: dict[str, Any] = {}
     networks: dict[str, dict[str, Any]] = {}
     tables: dict[str, dict[Any, Row]] = {name: {} for name in TABLES}
+    classes: dict[str, Any] = {}
     for evaluation in group:
         new = _renaming(evaluation, runs, seen)
+        parts = _parts(evaluation, classes)
+        streamed = {(row["model"], row["contig"]) for row in tables["streams"].values()}
         for name, facts in evaluation.models.items():
             networks.setdefault(new[printable(name)], facts)
         for name, rows in evaluation.tables.items():
             for row in rows:
                 both = {key: new[row[key]] for key in MODELS if key in row}
-                renamed = row | both
+                renamed = row | both | {"part": parts.get(row.get("part"), row.get("part"))}
+                if name == "streams" and (renamed["model"], renamed["contig"]) in streamed:
+                    continue  # blocks of two sizes would be counted twice
                 tables[name].setdefault(tuple(renamed.get(key) for key in IDENTITY), renamed)
     found = {name: list(rows.values()) for name, rows in tables.items()}
     return SameBases(
         [evaluation.name for evaluation in group], networks, found,
         [evaluation.result for evaluation in group], _best_count(found["table"]),
     )  # fmt: skip
+
+
+def _parts(evaluation: Evaluation, seen: dict[str, Any]) -> dict[str, str]:
+    """Names in the page of classes whose name stands for another file already."""
+    new = {}
+    for name, facts in evaluation.result.get("classes", {}).get("files", {}).items():
+        identity = (facts.get("file"), facts.get("bases_in_genome"))
+        if seen.setdefault(name, identity) != identity:
+            new[printable(name)] = f"{printable(name)} ({evaluation.name})"
+    return new
 
 
 def _renaming(

@@ -74,6 +74,7 @@ DAMAGED = {
     "result.json": ('{"models"', "not JSON"),
     "table.csv": ("model,length,bases,perplexity\na,1024,9,3.7\n", "no finite value of nll_nats"),
     "gains.csv": ("model,context_from,gain_nats\na,many,0.1\n", "cannot be read as a table"),
+    "streams.csv": (f"model,contig\na,{'x' * 200_000}\n", "cannot be read as a table"),
     "positions.csv": ("model,context_from,bases,perplexity\na,4,9,nan\n", "line 2"),
 }
 
@@ -110,6 +111,71 @@ def test_evaluations_of_the_same_bases_are_one(tmp_path, write_evaluation):
     assert [row["model"] for row in both.ranking(1024)] == ["b", "a"]
     assert len(both.rows("table", model="markov-2", part="all", length=1024)) == 1
     assert list(other.networks) == ["a"]
+
+
+def retold(folder, **changes):
+    """The folder with other values in its result.json."""
+    path = folder / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
+def test_other_last_bases_stand_in_a_chart_of_their_own(tmp_path, write_evaluation):
+    """The fixed curve of 2,048 bases is not about those of 1,024."""
+    first = write_evaluation(tmp_path / "first", {"a": 1.30})
+    second = write_evaluation(tmp_path / "second", {"b": 1.28})
+    retold(second, config={"target": 2048})
+    assert [list(x.networks) for x in by_bases(opened(first, second), [])] == [["a"], ["b"]]
+    retold(second, config={"target": 1024})
+    assert len(by_bases(opened(first, second), [])) == 1
+
+
+def test_classes_of_one_name_from_two_files_are_told_apart(tmp_path, write_evaluation):
+    folders = []
+    for name, bases in (("first", 10), ("second", 20), ("third", 10)):
+        folder = write_evaluation(tmp_path / name, {name: 1.30}, counts=False)
+        files = {"exons": {"file": f"{bases}.bed", "bases_in_genome": bases}}
+        folders.append(retold(folder, classes={"files": files}))
+    (same,) = by_bases(opened(*folders), [])
+    parts = {row["model"]: row["part"] for row in same.rows("table", group="inside")}
+    assert parts == {"first": "exons", "second": "exons (second)", "third": "exons"}
+
+
+def test_a_contig_streamed_twice_is_counted_once(tmp_path, write_evaluation):
+    """Also where the second evaluation summed up other blocks."""
+    first = write_evaluation(tmp_path / "first", {"a": 1.30})
+    (alone,) = by_bases(opened(first), [])
+    again = write_evaluation(tmp_path / "again", {"a": 1.30})
+    lines = (again / "streams.csv").read_text().splitlines()
+    names = lines[0].split(",")
+    halves = []
+    for line in lines[1:]:
+        row = dict(zip(names, line.split(","), strict=True))
+        halves.append(",".join((row | {"start": str(int(row["start"]) + 1)}).values()))
+    (again / "streams.csv").write_text("\n".join([lines[0], *halves]) + "\n")
+    (both,) = by_bases(opened(first, again), [])
+    assert both.tables["streams"] == alone.tables["streams"]
+
+
+def test_an_evaluation_that_was_begun_again_is_not_complete(tmp_path, write_evaluation):
+    folder = write_evaluation(tmp_path / "a", {"a": 1.3})
+    assert opened(folder)[0].status == "complete"
+    assert "interrupted" in opened(retold(folder, complete=False))[0].status
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("models", None), ("models", {"a": 3}), ("regions", [1]), ("genome", {}), ("classes", "x"),
+     ("classes", {"files": {"exons": 1}}), ("without_gains", None), ("config", 5)],
+)  # fmt: skip
+def test_values_of_another_kind_are_refused_by_name(
+    tmp_path, write_evaluation, capsys, name, value
+):
+    folder = retold(write_evaluation(tmp_path / "a", {"a": 1.3}), **{name: value})
+    assert cli.run(["report", str(folder), f"output={tmp_path / 'page'}"]) == cli.REFUSED
+    error = capsys.readouterr().err
+    assert "result.json" in error
+    assert f"the value of {name!r} is damaged" in error
 
 
 def test_one_name_for_two_models_is_told_apart(tmp_path, write_evaluation):
