@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fracdna_prep.errors import InputError
 
-# options whose default is null, with what they are otherwise
+# options whose default is null or auto, with what they are otherwise
 OPTIONAL = {
     "fasta": "texts",
     "checkpoint": "texts",
@@ -25,6 +25,7 @@ OPTIONAL = {
     "prepared": "text",
     "data.prepared": "text",
     "data.bases_per_batch": "whole number, or auto",
+    "batch_bases": "whole number, or auto",
     "schedule.start_lr": "number",
     "schedule.final_lr": "number",
     "logger.name": "text",
@@ -155,7 +156,7 @@ def _check_kind(name: str, default: Any, value: Any) -> None:
         _check_records(name, value)
     elif value is None and (default is None or name in NULLABLE):
         return
-    elif default is None:
+    elif default is None or (default == "auto" and name in OPTIONAL):
         kind = OPTIONAL.get(name)
         fits = {
             None: True,

@@ -8,6 +8,7 @@ from fracdna.evaluation.plan import FIXED, TILING, Plan
 from fracdna.evaluation.tables import COUNT_MODEL, Row, Tables
 from fracdna.evaluation.tally import FORWARD
 from fracdna.pictures import Line, bases, draw_lines, draw_points
+from fracdna_prep.wording import counted
 
 FEWEST_BASES = 1000  # that a point of the context curves stands on
 
@@ -188,5 +189,5 @@ def _label(model: str, best: str | None) -> str:
     """A model's name in pictures."""
     if not model.startswith(COUNT_MODEL):
         return model
-    order = model.removeprefix(COUNT_MODEL)
-    return f"counts, {order} bases back" + (" (the best)" if model == best else "")
+    order = int(model.removeprefix(COUNT_MODEL))
+    return f"counts, {counted(order, 'base')} back" + (" (the best)" if model == best else "")

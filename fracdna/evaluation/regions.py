@@ -117,6 +117,11 @@ def choose_regions(
             f"{longest:,} bases and {len(tiles)} such tiles were dropped for N; use shorter "
             "lengths=, another split= or a larger max_n_fraction="
         )
+    if min(fractions) == 1:
+        raise InputError(
+            f"no base of this split is known: its {len(tiles)} tiles of {width:,} bases hold "
+            "nothing but N; use another split="
+        )
     chosen = np.linspace(0, len(clean) - 1, min(count, len(clean))).round().astype(int)
     return Regions(
         intervals=tuple(Interval(t.chromosome, t.start, t.end) for t in np.take(clean, chosen)),

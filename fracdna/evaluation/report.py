@@ -23,6 +23,7 @@ from fracdna.evaluation.tables import (
     Tables,
     samples,
 )
+from fracdna.evaluation.tally import FORWARD
 from fracdna.evaluation.terminal import terminal_table
 from fracdna_prep.files import atomic_file
 
@@ -73,7 +74,7 @@ def write_report(
             "differences": [row._asdict() for row in tables.differences],
         },
     )
-    cell = next(iter(next(iter(scores.values())).values()))
+    cell = next(iter(scores.values()))[FORWARD, plan.width]
     return f"{terminal_table(plan, classes, tables, cell)}\ntables and pictures in {output}"
 
 

@@ -33,6 +33,17 @@ from fracdna_prep.interval import Interval
 from fracdna_prep.prepare import read_intervals_table, store_path
 from fracdna_prep.progress import progress_bar
 
+# more fills a GPU; on a CPU it goes to the system, which clears new memory for every pass
+AUTO_BATCH_BASES = {"cuda": 65_536, "cpu": 8_192}
+
+
+# files of an evaluation's folder; the first says that the others are whole
+WRITTEN = (
+    "result.json", "table.csv", "positions.csv", "gains.csv", "differences.csv", "streams.csv",
+    "samples.parquet", "regions.parquet", "perplexity.png", "fixed.png", "positions.png",
+    "gains.png", "classes.png", "streams.png",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class _Inputs:
@@ -48,8 +59,10 @@ class _Inputs:
         reset: the option of that name.
         store: the genome.
         training: bases that count models are made from.
+        splits: bases of each split.
         device: where networks compute.
         precision: their compute type.
+        batch_bases: most bases of one of their forward passes.
         output: the folder.
     """
 
@@ -62,8 +75,10 @@ class _Inputs:
     reset: int | None
     store: GenomeStore
     training: Sequence[Interval]
+    splits: Mapping[str, Sequence[Interval]]
     device: torch.device
     precision: torch.dtype
+    batch_bases: int
     output: Path
 
 
@@ -111,6 +126,8 @@ def evaluate(config: DictConfig) -> int:
     inputs = _check(config)
     with writing_refusals(inputs.output):
         inputs.output.mkdir(parents=True, exist_ok=True)
+        for name in WRITTEN:  # what is there may be of other models; finished parts are kept
+            (inputs.output / name).unlink(missing_ok=True)
     settings = _settings(config, inputs)
     if config.streams:
         settings["streams"] = _streams(config, inputs)
@@ -152,8 +169,10 @@ def _check(config: DictConfig) -> _Inputs:
         max_n_fraction=config.max_n_fraction,
     )
     trained = {name: _trained_on(path) for name, path in paths.items()}
+    device = choose_device(config.device, config.precision)
+    batch_bases = _batch_bases(config, device)
     if config.streams:
-        sizes = _stream_sizes(config, reset, trained)
+        sizes = _stream_sizes(config, batch_bases, reset, trained)
         check_streams(models, store, _stream_names(config), **sizes)
     if config.output is None:
         raise InputError("output= is not set: name a folder for tables and pictures")
@@ -169,8 +188,10 @@ def _check(config: DictConfig) -> _Inputs:
         reset=reset,
         store=store,
         training=intervals.get("train", ()) if config.markov and plan else (),
-        device=choose_device(config.device, config.precision),
+        splits=intervals,
+        device=device,
         precision=choose_precision(config.precision),
+        batch_bases=batch_bases,
         output=output,
     )
 
@@ -184,6 +205,7 @@ def _settings(config: DictConfig, inputs: _Inputs) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "device": describe_device(inputs.device),
         "precision": config.precision,
+        "batch_bases": inputs.batch_bases,
         "split": f"split {config.split}",
         "genome": inputs.store.checksum,
         "models": {
@@ -205,12 +227,17 @@ def _stream_names(config: DictConfig) -> list[str]:
     return [str(name) for name in config.streams]
 
 
+def _batch_bases(config: DictConfig, device: torch.device) -> int:
+    """Most bases of one forward pass; `auto` is what the device works best with."""
+    return AUTO_BATCH_BASES[device.type] if config.batch_bases == "auto" else config.batch_bases
+
+
 def _stream_sizes(
-    config: DictConfig, reset: int | None, trained: Mapping[str, int | None]
+    config: DictConfig, segment: int, reset: int | None, trained: Mapping[str, int | None]
 ) -> dict[str, Any]:
     """How contigs are cut: the control empties states as in the carried curve."""
     return {
-        "segment": config.batch_bases,
+        "segment": segment,
         "block": config.stream_block,
         "reset": {name: reset or length for name, length in trained.items()},
     }
@@ -223,7 +250,8 @@ def _streams(config: DictConfig, inputs: _Inputs) -> dict[str, Any]:
         inputs.store,
         _stream_names(config),
         inputs.output,
-        **_stream_sizes(config, inputs.reset, inputs.trained),
+        splits=inputs.splits,
+        **_stream_sizes(config, inputs.batch_bases, inputs.reset, inputs.trained),
         device=inputs.device,
         precision=inputs.precision,
         force=config.force,
@@ -285,7 +313,7 @@ def _score_networks(task: _Task, resets: Mapping[str, int | None]) -> Scores:
             for reading in readings[name]:
                 score = partial(
                     score_network, model, reading,
-                    batch_bases=config.batch_bases, precision=inputs.precision, progress=bar,
+                    batch_bases=inputs.batch_bases, precision=inputs.precision, progress=bar,
                 )  # fmt: skip
                 cell = task.cells.get(key, reading, score, bar)
                 scores[name][reading.strand, reading.length] = cell

@@ -1,7 +1,7 @@
 """Tables and the picture of contigs read in one pass."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from tqdm import tqdm
 
 from fracdna.evaluation.likelihood import perplexity
 from fracdna.evaluation.statistics import Mean, mean_nll
 from fracdna.evaluation.stream_pass import StreamSettings
-from fracdna.pictures import bases, save
+from fracdna.evaluation.stream_splits import pooled, split_line
+from fracdna.pictures import bases, legend_beside, position_unit, save
 from fracdna_prep.files import atomic_file
 
 ALL_CONTIGS = "all"
@@ -60,7 +62,10 @@ class StreamScores:
 
 
 def write_streams(
-    output: Path, scores: Sequence[StreamScores], settings: StreamSettings
+    output: Path,
+    scores: Sequence[StreamScores],
+    settings: StreamSettings,
+    splits: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Any]:
     """Write streams.csv and streams.png and print a table.
 
@@ -68,6 +73,7 @@ def write_streams(
         output: folder, existing.
         scores: every model on every contig.
         settings: how contigs were read.
+        splits: by contig, its counted bases in each split and in none.
 
     Returns:
         The numbers as plain values.
@@ -81,10 +87,13 @@ def write_streams(
         writer.writerows(blocks)
     save(streams_figure(scores, settings.block), output / "streams.png")
     differences = [difference for group in groups for difference in _differences(group)]
-    print(_terminal_table(rows, differences, settings, output))
+    if len(splits) > 1:
+        splits = {**splits, ALL_CONTIGS: pooled(splits.values())}
+    print(_terminal_table(rows, differences, settings, splits, output))
     return {
         "segment": settings.segment,
         "block": settings.block,
+        "bases_by_split": splits,
         "rows": rows,
         "blocks": blocks,
         "differences": differences,
@@ -204,42 +213,48 @@ def streams_figure(scores: Sequence[StreamScores], block: int) -> Figure:
     colours = {name: f"C{n}" for n, name in enumerate(dict.fromkeys(s.model for s in scores))}
     figure = Figure(figsize=(8.6, 1.4 + 2.4 * len(shown)), layout="constrained")
     panels = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
+    unit, unit_name = position_unit(max(lengths.values()))
+    named: dict[str, Line2D] = {}
     for contig, axes in zip(shown, panels, strict=True):
         for score in scores:
             if score.contig == contig:
-                _draw_contig(axes, score, colours[score.model])
-        axes.set(ylabel="perplexity", xlim=(0, lengths[contig] / 1e6))
+                named |= _draw_contig(axes, score, colours[score.model], unit)
+        axes.set(ylabel="perplexity", xlim=(0, lengths[contig] / unit))
         axes.set_title(contig, fontsize=9, loc="left", parse_math=False)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     left_out = f"; {len(lengths) - len(shown):,} shorter contigs are not shown"
     note = left_out if len(shown) < len(lengths) else ""
-    panels[-1].set_xlabel(f"Mb along the contig; points: blocks of {bases(block)} bases{note}")
-    panels[0].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    place = f"{unit_name} along the contig"
+    panels[-1].set_xlabel(f"{place}; points: blocks of {bases(block)} bases{note}")
+    legend_beside(panels[0], named)
     figure.suptitle("Perplexity along contigs, each read in one pass")
     return figure
 
 
-def _draw_contig(axes: Axes, score: StreamScores, colour: str) -> None:
-    """Both lines of one model, broken where hardly a base is known."""
+def _draw_contig(axes: Axes, score: StreamScores, colour: str, unit: int) -> dict[str, Line2D]:
+    """Both lines of one model by their names, broken where hardly a base is known."""
     known = score.tokens >= np.maximum(FEWEST_KNOWN * (score.ends - score.starts), 1)
-    x = (score.starts + score.ends) / 2e6
-    carried = {"lw": 1.6, "marker": "o", "ms": 2.5, "label": score.model}
+    x = (score.starts + score.ends) / (2 * unit)
+    carried = {"lw": 1.6, "marker": "o", "ms": 2.5}
     control = {"lw": 0.9, "ls": "--", "marker": "o", "ms": 1.5}
-    lines = [(score.nats, carried)]
+    lines = {score.model: (score.nats, carried)}
     if score.nats_reset is not None:
-        label = f"{score.model}, reset every {bases(score.reset)}"
-        lines.append((score.nats_reset, control | {"label": label}))
-    for nats, style in lines:
+        name = f"{score.model}, reset every {bases(score.reset)}"
+        lines[name] = (score.nats_reset, control)
+    drawn = {}
+    for name, (nats, style) in lines.items():
         y = np.full(len(x), np.nan)
         y[known] = np.exp(nats[known] / score.tokens[known])
-        axes.plot(x, y, color=colour, **style)
+        (drawn[name],) = axes.plot(x, y, color=colour, **style)
+    return drawn
 
 
 def _terminal_table(
     rows: Sequence[dict[str, Any]],
     differences: Sequence[dict[str, Any]],
     settings: StreamSettings,
+    splits: Mapping[str, Mapping[str, int]],
     output: Path,
 ) -> str:
     """Contig by contig, the longest ones where there are many."""
@@ -247,17 +262,22 @@ def _terminal_table(
     longest = sorted(contigs, key=contigs.__getitem__, reverse=True)[:SHOWN]
     width = max(len("model"), *(len(row["model"]) for row in rows))
     lines = [
-        f"whole contigs in one pass, segments of {settings.segment:,} bases; "
+        f"whole contigs in one pass, forward strand, segments of {settings.segment:,} bases; "
         f"[low, high]: 95 % by resampling blocks of {settings.block:,} bases",
         f"{'model':<{width}}  {'perplexity':<25} {'with resets':<25} "
         f"{'gain of carrying, nats':<30} {'bases/s':>9} {'memory':>10}",
     ]
     for contig in (contig for contig in contigs if contig in longest):
         mine = [row for row in rows if row["contig"] == contig]
+        title = (
+            f"{contig} ({len(splits) - 1:,} contigs pooled)" if contig == ALL_CONTIGS else contig
+        )
         lines.append(
-            f"{contig}: {mine[0]['length']:,} bases, {mine[0]['bases']:,} counted, "
+            f"{title}: {mine[0]['length']:,} bases, {mine[0]['bases']:,} counted, "
             f"{mine[0]['n_skipped']:,} N skipped"
         )
+        if mine[0]["bases"]:
+            lines.append(split_line(splits[contig]))
         lines += [_line(row, width) for row in mine]
         lines += [_pair(pair) for pair in differences if pair["contig"] == contig]
     if len(contigs) > SHOWN:

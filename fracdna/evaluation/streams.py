@@ -12,10 +12,12 @@ from tqdm import tqdm
 from fracdna.evaluation.network import state_grows
 from fracdna.evaluation.stream_pass import ContigPass, StreamSettings
 from fracdna.evaluation.stream_report import StreamScores, write_streams
+from fracdna.evaluation.stream_splits import bases_by_split
 from fracdna.model.checkpoint import model_hash
 from fracdna.model.heads import LanguageModel
 from fracdna_prep.errors import InputError
 from fracdna_prep.genome import GenomeStore
+from fracdna_prep.interval import Interval
 from fracdna_prep.progress import progress_bar
 from fracdna_prep.wording import listed
 
@@ -31,6 +33,7 @@ def evaluate_streams(
     contigs: Sequence[str],
     output: Path,
     *,
+    splits: Mapping[str, Sequence[Interval]],
     segment: int,
     block: int,
     reset: Mapping[str, int | None],
@@ -47,6 +50,7 @@ def evaluate_streams(
         store: the genome.
         contigs: names in the store, or "all".
         output: folder, existing; finished and unfinished passes are kept in its folder cells.
+        splits: intervals of each split, to say how many bases models were trained on.
         segment: most bases of one forward pass.
         block: bases whose nats are summed together.
         reset: by model, bases between two empty states of the control; None: no control.
@@ -56,7 +60,8 @@ def evaluate_streams(
         progress: show a bar.
 
     Returns:
-        Plain values: rows by model and contig, blocks as in streams.csv, paired differences.
+        Plain values: rows by model and contig, blocks as in streams.csv, paired differences,
+        counted bases of each contig by split.
 
     Raises:
         InputError: contigs, sizes or models that cannot be used, before any work.
@@ -70,7 +75,8 @@ def evaluate_streams(
     scores = [
         _scores(passes, store, name, contig, reset.get(name)) for name in models for contig in names
     ]
-    return write_streams(output, scores, settings)
+    counts = {contig: bases_by_split(store, contig, splits) for contig in names}
+    return write_streams(output, scores, settings, counts)
 
 
 def check_streams(

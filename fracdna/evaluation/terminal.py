@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
-from fracdna.evaluation.classes import ALL, BaseClasses
+from fracdna.evaluation.classes import ALL, SIDES, BaseClasses
 from fracdna.evaluation.figures import class_label, class_rows
 from fracdna.evaluation.plan import CARRIED, FIXED, TILING, Plan
-from fracdna.evaluation.tables import COUNT_MODEL, PositionRow, Row, Tables
+from fracdna.evaluation.tables import COUNT_MODEL, UNIFORM, GainRow, Row, Tables
 from fracdna.evaluation.tally import FORWARD, Cell
+from fracdna_prep.wording import counted, listed
 
 
 def terminal_table(plan: Plan, classes: BaseClasses, tables: Tables, cell: Cell) -> str:
@@ -16,7 +17,7 @@ def terminal_table(plan: Plan, classes: BaseClasses, tables: Tables, cell: Cell)
         plan: what was measured.
         classes: how bases are divided.
         tables: all rows.
-        cell: of any model: its counts.
+        cell: of any model, whole regions on the forward strand: its counts.
     """
     width = max(len(row.model) for row in tables.rows) + 6 if tables.rows else 0
     lines = []
@@ -32,6 +33,7 @@ def terminal_table(plan: Plan, classes: BaseClasses, tables: Tables, cell: Cell)
             lines += _lines(tables.networks, tiling, unit, width)
     lines += _fixed(plan, tables, width)
     lines += _by_class(plan, classes, tables)
+    lines += _class_files(plan, classes, cell)
     if CARRIED in plan.curves:
         lines += [_carried(name, plan, tables) for name in tables.resets]
         lines += tables.notes
@@ -106,42 +108,72 @@ def _by_class(plan: Plan, classes: BaseClasses, tables: Tables) -> list[str]:
     return lines
 
 
+def _class_files(plan: Plan, classes: BaseClasses, cell: Cell) -> list[str]:
+    """What came of each BED file: one that covers no scored base has no row in any table."""
+    fixed = TILING not in plan.curves and plan.lengths_of(FIXED)
+    tokens = (cell.target if fixed else cell.bases).tokens.sum(0).tolist()
+    lines = []
+    for name, file in classes.about["files"].items():
+        inside = tokens[classes.groups.index((name, SIDES[0]))]
+        parts = [f"class {name}: {inside:,} of {tokens[0]:,} scored bases inside"]
+        if elsewhere := file["contigs_not_in_genome"]:
+            contigs = counted(len(elsewhere), "contig")
+            parts.append(f"{contigs} not in the genome ({listed(elsewhere)})")
+        if cut := file["rows_past_contig_ends"]:
+            parts.append(f"{counted(cut, 'row')} cut at contig ends")
+        lines.append("; ".join(parts))
+    return lines
+
+
 def _carried(name: str, plan: Plan, tables: Tables) -> str:
-    """Whether bases with the most context are better known than at the control's length."""
-    reset = tables.resets[name]
-    mine = [row for row in tables.positions if (row.model, row.strand) == (name, FORWARD)]
-    last = mine[-1]
-    before = next(row for row in mine if row.context_to >= reset - 1)
+    """Whether bases with the most context are better known than under the control."""
+    last = [row for row in tables.positions if (row.model, row.strand) == (name, FORWARD)][-1]
     gain = [row for row in tables.gains if row.model == name][-1]
-    bounds = "" if gain.gain_low is None else f" ({gain.gain_low:+.4f} to {gain.gain_high:+.4f})"
-    better = "better" if last.nll_nats < before.nll_nats else "not better"
+    bounds = "" if gain.gain_low is None else f" ({gain.gain_low:+.5f} to {gain.gain_high:+.5f})"
     return (
-        f"{name} in one pass over {plan.width:,}: {_place(last)}, {_place(before)}: {better}; gain "
-        f"over a state emptied every {reset:,} bases: {gain.gain_nats:+.4f} nats{bounds}"
+        f"{name} in one pass over {plan.width:,}: {last.nll_nats:.4f} nats with "
+        f"{last.context_from:,} to {last.context_to:,} bases of context; gain there over a state "
+        f"emptied every {tables.resets[name]:,} bases: {gain.gain_nats:+.5f} nats{bounds}: "
+        f"{_worth(gain)}"
     )
 
 
-def _place(row: PositionRow) -> str:
-    """A point of the carried curve."""
-    return (
-        f"{row.nll_nats:.4f} nats with {row.context_from:,} to {row.context_to:,} bases of context"
-    )
+def _worth(gain: GainRow) -> str:
+    """What the interval of a gain says: places are the same under both, so it may be judged."""
+    if gain.gain_low is None:
+        return "no interval, it takes two regions"
+    if gain.gain_low > 0:
+        return "carrying helps"
+    return "carrying hurts" if gain.gain_high < 0 else "no difference seen"
 
 
 def _verdict(rows: Sequence[Row], name: str, best: str) -> str:
     """Whether a network knows more than counting gives, at every length."""
     table = {(row.model, row.length): row.perplexity for row in rows}
     lengths = sorted({row.length for row in rows})
-    better = [length for length in lengths if table[name, length] < table[best, length]]
-    if len(better) == len(lengths):
-        return f"{name} is below {best} at every length: it has learned more than counts give"
+
+    def below(model: str) -> list[int]:
+        return [length for length in lengths if table[name, length] < table[model, length]]
+
+    blind = [length for length in lengths if table[name, length] > table[UNIFORM, length]]
+    if blind == lengths:
+        return (
+            f"{name} is worse than a blind guess (4.0) at every length: train it longer or on more "
+            "bases"
+        )
+    share = f"at {len(blind)} of {len(lengths)} lengths"
+    worse = f"; worse than a blind guess (4.0) {share}" if blind else ""
+    better = below(best)
+    if better == lengths:
+        knows = "" if blind else ": it has learned more than counts give"
+        return f"{name} is below {best} at every length{knows}{worse}"
     if better:
-        return f"{name} is below {best} at {len(better)} of {len(lengths)} lengths only"
-    shortest = lengths[0]
-    beaten = [m for m, n in table if n == shortest and table[m, n] > table[name, n]]
-    weaker = [m for m in beaten if m.startswith(COUNT_MODEL)]
-    known = f"below {weaker[-1]} at {shortest:,} bases, but " if weaker else ""
+        return f"{name} is below {best} at {len(better)} of {len(lengths)} lengths only{worse}"
+    # orders above the best one know their training bases by heart: beating them says little
+    orders = range(int(best.removeprefix(COUNT_MODEL)))
+    beaten = [f"{COUNT_MODEL}{n}" for n in orders if below(f"{COUNT_MODEL}{n}") == lengths]
+    known = f"below {beaten[-1]} at every length, but " if beaten else ""
     return (
         f"{name} is {known}above {best} at every length: a table of counts predicts these bases "
-        "better; train it longer or on more bases"
+        f"better; train it longer or on more bases{worse}"
     )

@@ -12,8 +12,12 @@ from omegaconf import OmegaConf
 from fracdna import cli
 from fracdna.configuration import compose_configuration
 from fracdna.evaluation import run as evaluation
+from fracdna.evaluation.regions import choose_regions
 from fracdna.model.checkpoint import description
+from fracdna_prep.errors import InputError
 from fracdna_prep.example import example_files
+from fracdna_prep.genome import GenomeStore
+from fracdna_prep.interval import Interval
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +77,8 @@ def test_tables_pictures_and_an_honest_verdict(checkpoints, prepared, tmp_path, 
     assert f"{best:<11}" in printed
     assert "best count model" in printed
     assert counts[best] < counts["frac"]
-    assert f"above {best} at every length: a table of counts predicts these bases better" in printed
+    assert counts["frac"] > 4
+    assert "frac is worse than a blind guess (4.0) at every length: train it longer" in printed
     for words in ("last 32 bases of each region", "perplexity in windows of 256", "GC ",
                   "frac in one pass over 256", "over a state emptied every 64 bases"):  # fmt: skip
         assert words in printed
@@ -152,6 +157,32 @@ def test_a_finished_count_model_is_not_counted_again(checkpoints, prepared, tmp_
     assert evaluate(checkpoints[:1], prepared, output, "curves=[tiling]") == 0
 
 
+def test_batch_bases_follow_the_device_and_cells_do_not_depend_on_them(
+    checkpoints, prepared, tmp_path, monkeypatch
+):
+    """Another size reads what is finished; auto is a number in result.json."""
+    output, quick = tmp_path / "results", ["markov=false", "regions=2"]
+    assert evaluate(checkpoints[:1], prepared, output, *quick) == 0
+    assert json.loads((output / "result.json").read_text())["batch_bases"] == 8192
+    monkeypatch.setattr(evaluation, "score_network", lambda *_, **__: pytest.fail("not kept"))
+    assert evaluate(checkpoints[:1], prepared, output, *quick, "batch_bases=100") == 0
+    assert json.loads((output / "result.json").read_text())["batch_bases"] == 100
+
+
+def test_a_class_without_a_scored_base_is_told(checkpoints, prepared, tmp_path, capsys):
+    """A fixed curve counts its last bases alone; rows elsewhere and past ends are counted."""
+    bed = tmp_path / "far.bed"
+    bed.write_text("one\t5\t9\nthree\t9090\t9200\nchr22\t1\t2\n")
+    options = ["markov=false", "regions=2", f"classes={{far: {bed}}}"]
+    for curves, scored in (("tiling", 512), ("fixed", 64), ("fixed,carried", 64)):
+        output = tmp_path / "results"
+        assert evaluate(checkpoints[:1], prepared, output, *options, f"curves=[{curves}]") == 0
+        assert (
+            f"class far: 0 of {scored} scored bases inside; 1 contig not in the genome (chr22); "
+            "1 row cut at contig ends\n"
+        ) in capsys.readouterr().out
+
+
 def test_a_broken_weight_ends_with_the_region_and_no_table(prepared, tmp_path, capsys):
     """Case 38: exit code 1, the first affected region named, no result."""
     model = tiny_model("frac")
@@ -179,7 +210,7 @@ def test_bf16_is_close_and_kept_apart(checkpoints, prepared, tmp_path):
         assert float(low[key]["nll_nats"]) == pytest.approx(float(row["nll_nats"]), rel=2e-2)
 
 
-def test_classes_strands_and_a_contig_each(checkpoints, tmp_path):
+def test_classes_strands_and_a_contig_each(checkpoints, tmp_path, capsys):
     """Rows of the groups of every part add up to those of all, on both strands and on average."""
     (tmp_path / "g.fa").write_text(">a\n" + "ACGTtgca" * 100 + "\n>b\n" + "GGCAttac" * 50 + "\n")
     (tmp_path / "s.bed").write_text("a\t0\t800\ttest\nb\t0\t400\ttest\n")
@@ -211,6 +242,7 @@ def test_classes_strands_and_a_contig_each(checkpoints, tmp_path):
         assert int(inside["bases"]) == 209 * (1 + (strand == "average"))
     about = json.loads((output / "result.json").read_text())["classes"]["files"]["exons"]
     assert (about["rows"], about["bases_in_genome"]) == (2, 209)
+    assert "class exons: 209 of 1,024 scored bases inside\n" in capsys.readouterr().out
     nats = {r["strand"]: r["nll_nats"] for r in rows if (r["part"], r["length"]) == ("all", "64")}
     assert len(set(nats.values())) == 3
     # finished parts of other classes are not those of these
@@ -244,7 +276,8 @@ def test_contigs_are_streamed_beside_the_curves_or_alone(checkpoints, prepared, 
     output = tmp_path / "results"
     options = ["markov=false", "regions=2", "streams=[three]", "stream_block=4096"]
     assert evaluate(checkpoints[:1], prepared, output, *options, "batch_bases=4096") == 0
-    assert "streams" in json.loads((output / "result.json").read_text())
+    found = json.loads((output / "result.json").read_text())["streams"]
+    assert found["bases_by_split"] == {"three": {"train": 0, "valid": 0, "test": 9060, "none": 0}}
     assert rows_of(output)
     overrides = [f"checkpoint={checkpoints[0]}", f"prepared={prepared}", "streams=[three]",
                  "stream_block=4096", "batch_bases=4096", "progress=false", "device=cpu",
@@ -256,6 +289,41 @@ def test_contigs_are_streamed_beside_the_curves_or_alone(checkpoints, prepared, 
     assert result["complete"] is True
     assert "table" not in result
     assert rows_of(tmp_path / "alone", "streams.csv") == rows_of(output, "streams.csv")
+
+
+def test_a_folder_holds_one_evaluation_at_a_time(checkpoints, prepared, tmp_path, monkeypatch):
+    """What another call left is gone, and nothing says complete while this one is at work."""
+    output = tmp_path / "results"
+    few = ["markov=false", "regions=2"]
+    streams = ["streams=[three]", "stream_block=4096"]
+    assert evaluate(checkpoints[:1], prepared, output, *few, *streams) == 0
+    assert (output / "streams.csv").exists()
+    assert evaluate(checkpoints[:1], prepared, output, *few, "curves=[tiling]") == 0
+    assert not {"streams.csv", "streams.png", "gains.png", "fixed.png"} & {
+        path.name for path in output.iterdir()
+    }
+
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "make_tables", stop)
+    assert evaluate(checkpoints[1:], prepared, output, *few) == 130
+    assert not (output / "result.json").exists()
+
+
+@pytest.mark.parametrize("name", ["$x_{1$", "_hidden", "a & <b>"])
+def test_any_name_can_be_drawn(checkpoints, prepared, tmp_path, name):
+    few = ["markov=false", "regions=2", "streams=[three]", "stream_block=4096"]
+    assert evaluate(checkpoints[:1], prepared, tmp_path / "x", *few, f"names=['{name}']") == 0
+    assert {row["model"] for row in rows_of(tmp_path / "x")} == {name, "uniform"}
+
+
+def test_a_split_of_n_alone_is_refused(tmp_path):
+    fasta = tmp_path / "n.fa"
+    fasta.write_text(f">c\n{'N' * 512}\n")
+    store = GenomeStore.build(fasta, tmp_path / "store")
+    with pytest.raises(InputError, match="nothing but N"):
+        choose_regions(store, [Interval("c", 0, 512)], 256, count=9, max_n_fraction=1.0)
 
 
 def test_the_bundled_genome_from_preparation_to_tables(checkpoints, tmp_path):
@@ -296,6 +364,9 @@ def test_the_bundled_genome_from_preparation_to_tables(checkpoints, tmp_path):
         ("names=[a]", "1 names for 2 checkpoints"),
         ("device=cuda:77", "device=cuda:77: PyTorch sees"),
         ("precision=fp8", "precision=fp8"),
+        ("batch_bases=much", "batch_bases=much needs a whole number, or auto"),
+        ("batch_bases=null", "batch_bases=null needs a whole number, or auto"),
+        ("batch_bases=0", "batch_bases=0 must be at least 1"),
         ("output=null", "output= is not set"),
         ("prepared=null", "prepared= is not set"),
         ("checkpoint=null", "checkpoint= is not set"),

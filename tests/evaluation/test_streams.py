@@ -27,6 +27,11 @@ from fracdna_prep.interval import Interval
 BLOCK = 128
 CPU = torch.device("cpu")
 LENGTHS = {"a": 700, "b": 300, "n": 90}
+SPLITS = {
+    "train": [Interval("a", 0, 300), Interval("a", 200, 310, "-")],
+    "test": [Interval("a", 400, 450), Interval("b", 0, 300)],
+    "none": [Interval("a", 500, 600)],
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -87,8 +92,8 @@ def run(one, advance=lambda bases: None):
 def evaluate(models, store, output, contigs="all", **options):
     """The whole call, with small sizes."""
     options = {
-        "segment": 100, "block": BLOCK, "reset": {}, "device": CPU, "precision": torch.float32,
-        "force": False, "progress": False,
+        "splits": SPLITS, "segment": 100, "block": BLOCK, "reset": {}, "device": CPU,
+        "precision": torch.float32, "force": False, "progress": False,
     } | options  # fmt: skip
     return streams.evaluate_streams(models, store, contigs, output, **options)
 
@@ -384,7 +389,26 @@ def test_the_table_tells_what_was_done(models, store, tmp_path, capsys, monkeypa
     pair = {"one": models("frac", 0), "two": models("frac", 1)}
     found = evaluate(pair, store, tmp_path, reset={"one": 64})
     printed = capsys.readouterr().out
-    assert "a: 700 bases, 569 counted, 131 N skipped" in printed
+    assert "one pass, forward strand, segments of 100 bases" in printed
+    assert (
+        "a: 700 bases, 569 counted, 131 N skipped\n"
+        + (
+            "  of these 253 in split train (seen in training by models of this prepared folder), "
+            "50 in split test, 266 in no split\none "
+        )
+        in printed
+    )
+    assert (
+        "all (3 contigs pooled): 1,090 bases, 869 counted, 221 N skipped\n  of these 253 "
+        in printed
+    )
+    assert "350 in split test, 266 in no split" in printed
+    assert found["bases_by_split"] == {
+        "a": {"train": 253, "valid": 0, "test": 50, "none": 266},
+        "b": {"train": 0, "valid": 0, "test": 300, "none": 0},
+        "n": {"train": 0, "valid": 0, "test": 0, "none": 0},
+        "all": {"train": 253, "valid": 0, "test": 350, "none": 266},
+    }
     row = found["rows"][0]
     assert f"{row['perplexity']:.4f} [{row['perplexity_low']:.4f}, " in printed
     assert f"{row['perplexity_reset']:.4f} every 64" in printed
@@ -410,10 +434,11 @@ def test_the_picture_breaks_at_n(models, store, result, monkeypatch):
     ]
     figure = stream_report.streams_figure(scores, BLOCK)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "$b"]
-    carried, control = figure.axes[0].lines
+    carried, _ = figure.axes[0].lines
     assert np.isnan(carried.get_ydata()).tolist() == [False, False, True, False, False, False]
     assert carried.get_ydata()[0] == pytest.approx(blocks[0]["perplexity"])
-    assert (carried.get_label(), control.get_label()) == ("one", "one, reset every 64")
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert names == ["one", "one, reset every 64"]
     monkeypatch.setattr(stream_report, "SHOWN", 1)
     few = stream_report.streams_figure(scores, BLOCK)
     assert len(few.axes) == 1

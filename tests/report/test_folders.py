@@ -133,11 +133,12 @@ def test_other_last_bases_stand_in_a_chart_of_their_own(tmp_path, write_evaluati
 def test_classes_of_one_name_from_two_files_are_told_apart(tmp_path, write_evaluation):
     folders = []
     for name, bases in (("first", 10), ("second", 20), ("third", 10)):
-        folder = write_evaluation(tmp_path / name, {name: 1.30}, counts=False)
+        folder = write_evaluation(tmp_path / name, {name: 1.30})
         files = {"exons": {"file": f"{bases}.bed", "bases_in_genome": bases}}
         folders.append(retold(folder, classes={"files": files}))
     (same,) = by_bases(opened(*folders), [])
-    parts = {row["model"]: row["part"] for row in same.rows("table", group="inside")}
+    rows = [row for row in same.rows("table", group="inside") if row["model"] in same.networks]
+    parts = {row["model"]: row["part"] for row in rows if row["part"] != "soft_mask"}
     assert parts == {"first": "exons", "second": "exons (second)", "third": "exons"}
 
 
