@@ -12,6 +12,7 @@ from torch import Tensor
 from fracdna.embedding.options import DEFAULTS, FINAL_NORM, EmbeddingOptions
 from fracdna.embedding.pooling import Pool
 from fracdna.model.backbone import Backbone
+from fracdna.model.carried import state_grows
 from fracdna.model.heads import LanguageModel
 from fracdna.outcomes import NotFinite
 from fracdna_prep.errors import InputError
@@ -181,7 +182,7 @@ class _Passes:
 
     def _piece_length(self, length: int) -> int:
         """Bases of one step: a segment, or fewer where every step looks at a growing cache."""
-        if not _state_grows(self._backbone):
+        if not state_grows(self._backbone):
             return self._options.segment
         return min(self._options.segment, max(1, _PAIRS // length))
 
@@ -210,23 +211,6 @@ def _padded(parts: Sequence[np.ndarray]) -> np.ndarray:
     for row, part in zip(ids, parts, strict=True):
         row[1 : 1 + len(part)] = part
     return ids
-
-
-def _state_grows(backbone: Backbone) -> bool:
-    """Whether what is carried gets longer with the sequence, as a cache of keys does."""
-    base = torch.full((1, 1), DNA.bos, device=backbone.embedding.weight.device)
-    _, once = backbone.step(base, backbone.initial_state(1))
-    _, twice = backbone.step(base, once)
-    return _scalars(twice) > _scalars(once)
-
-
-def _scalars(state: Any) -> int:
-    """Numbers in a nest of tensors."""
-    if isinstance(state, Tensor):
-        return state.numel()
-    if isinstance(state, dict):
-        state = state.values()
-    return sum(map(_scalars, state)) if isinstance(state, Sequence) else 0
 
 
 def _first_affected(

@@ -21,7 +21,7 @@ def draw_all(
     trained: dict[str, int | None],
     split: str,
 ) -> None:
-    """Write the pictures that apply; those of an earlier evaluation that do not are removed.
+    """Write the pictures that apply.
 
     Args:
         output: folder, existing.
@@ -32,8 +32,6 @@ def draw_all(
         split: of the genome, in words.
     """
     marks = {length: f"trained on {bases(length)}" for length in trained.values() if length}
-    for name in ("perplexity", "fixed", "positions", "gains", "classes"):
-        (output / f"{name}.png").unlink(missing_ok=True)
     titles = {
         TILING: "Perplexity by window length, the same bases at every length",
         FIXED: f"The last {plan.target:,} bases of each region, read with more and more before",

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from fracdna.data.objectives import next_base
 from fracdna.evaluation.likelihood import base_nll
-from fracdna.generation.decoding import state_tensors
+from fracdna.model.carried import state_grows
 from fracdna.model.heads import LanguageModel
-from fracdna_prep.vocabulary import DNA
 
 # results that may wait for their copy while the device goes on
 _ON_THE_WAY = 2
@@ -40,16 +39,6 @@ def base_nats(
         head, and renormalised over A, C, G and T; 0 where nothing is predicted.
     """
     return _on_the_host(_passes(model, windows, batch_bases, precision))
-
-
-@torch.inference_mode()
-def state_grows(model: LanguageModel) -> bool:
-    """Whether what a model carries gets longer with the sequence, as a cache of keys does."""
-    base = torch.full((1, 1), DNA.bos, device=model.backbone.embedding.weight.device)
-    before = model.initial_state(1)
-    _, after = model.step(base, before)
-    sizes = [[x.shape for x in state_tensors(state)] for state in (before, after)]
-    return sizes[0] != sizes[1]
 
 
 @torch.inference_mode()

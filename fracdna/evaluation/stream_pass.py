@@ -18,7 +18,7 @@ from fracdna.evaluation.stream_state import (
     with_tensors,
     write_progress,
 )
-from fracdna.generation.decoding import state_tensors
+from fracdna.model.carried import state_tensors
 from fracdna.model.heads import LanguageModel
 from fracdna.outcomes import NotFinite
 from fracdna_prep.genome import GenomeStore

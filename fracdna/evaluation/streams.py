@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from fracdna.evaluation.network import state_grows
 from fracdna.evaluation.stream_pass import ContigPass, StreamSettings
 from fracdna.evaluation.stream_report import StreamScores, write_streams
 from fracdna.evaluation.stream_splits import bases_by_split
+from fracdna.model.carried import state_grows
 from fracdna.model.checkpoint import model_hash
 from fracdna.model.heads import LanguageModel
 from fracdna_prep.errors import InputError

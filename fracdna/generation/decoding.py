@@ -1,6 +1,6 @@
 """A batch of sequences on a model: prompts in segments, then base after base."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from torch import Tensor
 from fracdna.embedding.states import Ids
 from fracdna.generation.options import GenerationOptions
 from fracdna.generation.sampling import choose
+from fracdna.model.carried import state_leaves, state_tensors
 from fracdna.model.heads import LanguageModel
 from fracdna.outcomes import NotFinite
 from fracdna_prep.vocabulary import DNA
@@ -128,7 +129,7 @@ class Decoder:
             self._graph.replay()
             return
         self._draw()
-        plain = all(isinstance(leaf, Tensor) for leaf in _leaves(self._state))
+        plain = all(isinstance(leaf, Tensor) for leaf in state_leaves(self._state))
         if self._device.type == "cuda" and plain and not self.grows:
             self._capture()
 
@@ -161,22 +162,6 @@ class Decoder:
         logits, self._state = self._model.step(ids, self._state, lengths=lengths)
         self.grows |= sizes != [x.shape for x in state_tensors(self._state)]
         return logits.float()
-
-
-def state_tensors(state: Any) -> list[Tensor]:
-    """The tensors in a state, whatever holds them, always in the same order."""
-    return [leaf for leaf in _leaves(state) if isinstance(leaf, Tensor)]
-
-
-def _leaves(state: Any) -> Iterator[Any]:
-    """What a nest of containers holds."""
-    if isinstance(state, Mapping):
-        state = list(state.values())
-    if isinstance(state, Sequence) and not isinstance(state, str):
-        for part in state:
-            yield from _leaves(part)
-    else:
-        yield state
 
 
 def _part(ids: Ids, start: int, end: int) -> np.ndarray:

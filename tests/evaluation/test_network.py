@@ -5,7 +5,8 @@ import pytest
 import torch
 from models import MIXERS, tiny_model
 
-from fracdna.evaluation.network import base_nats, state_grows
+from fracdna.evaluation.network import base_nats
+from fracdna.model.carried import state_grows
 
 GROWING = {"attention", "interleaved"}
 
