@@ -5,11 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fracdna.generation import generate
-    from fracdna.model.checkpoint import load_model
+    from fracdna.model.checkpoint import load_model, save_weights
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "generate", "load_model"]
-_DOORS = {"generate": "fracdna.generation", "load_model": "fracdna.model.checkpoint"}
+__all__ = ["__version__", "generate", "load_model", "save_weights"]
+_DOORS = {
+    "generate": "fracdna.generation",
+    "load_model": "fracdna.model.checkpoint",
+    "save_weights": "fracdna.model.checkpoint",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -280,9 +280,11 @@ def _open_models(paths: Sequence[str], names: Sequence[str] | None) -> dict[str,
 
 
 def _trained_on(path: str) -> int | None:
-    """Length of the windows that a model was trained on, where its checkpoint tells."""
-    recipe = read_checkpoint(path)["fracdna"].get("recipe", {})
-    return recipe.get("data", {}).get("length")
+    """Length of the windows that a model was trained on, where its file tells."""
+    facts = read_checkpoint(path)["fracdna"]
+    if "about" in facts:  # weights alone
+        return facts["about"].get("training_length")
+    return facts.get("recipe", {}).get("data", {}).get("length")
 
 
 def run_name(path: Path) -> str:

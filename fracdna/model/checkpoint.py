@@ -1,8 +1,9 @@
-"""The one checkpoint format and its loader.
+"""The one checkpoint format, weights to hand on, and the loader of both.
 
 A checkpoint is a file of torch.save whose entry "fracdna" holds plain values: format version,
 model configuration and vocabulary symbols; weights are in "state_dict" with the prefix "model.".
 Lightning's own entries (optimizer, loops) stand beside them and are not needed to load a model.
+Weights alone are a safetensors file with its JSON: see fracdna.model.weights.
 """
 
 import hashlib
@@ -17,6 +18,8 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor
 
+from fracdna import __version__
+from fracdna.model import weights
 from fracdna.model.backbone import Backbone
 from fracdna.model.heads import LanguageModel
 from fracdna.model.options import check_options
@@ -27,6 +30,8 @@ FORMAT = 1
 PREFIX = "model."
 # options of Backbone that leave alone what its weights compute when they are used
 TRAINING_ALONE = frozenset({"activation_checkpointing", "embedding_dropout"})
+# modules beside the parts of models that read and write files: nothing that a file may ask for
+NO_PARTS = frozenset({__name__, weights.__name__})
 # dotted paths that moved since a format-1 checkpoint was written: old name to new name
 RENAMED: dict[str, str] = {}
 
@@ -62,19 +67,21 @@ def description(model: LanguageModel) -> dict[str, Any]:
 
 
 def load_model(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
-    """Open a checkpoint for use: weights loaded strictly, evaluation mode.
+    """Open a model for use: weights loaded strictly, in float32, evaluation mode.
 
     Args:
-        path: a checkpoint written by training.
+        path: a checkpoint written by training, or weights written by save_weights (the safetensors
+            file or its JSON).
         device: where the weights go.
 
     Raises:
-        InputError: no file, not a checkpoint of fracdna, a newer format, or another vocabulary.
+        InputError: no file, not one of fracdna, damaged, a newer format, or another vocabulary;
+            weights that do not fit the configuration.
     """
     content = read_checkpoint(path)
     model = build_model(content["fracdna"]["model"])
-    weights = content["state_dict"].items()
-    state = {name.removeprefix(PREFIX): w for name, w in weights if str(name).startswith(PREFIX)}
+    saved = content["state_dict"].items()
+    state = {name.removeprefix(PREFIX): w for name, w in saved if str(name).startswith(PREFIX)}
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
@@ -82,9 +89,75 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Language
     return model.to(device).eval()
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read and check a checkpoint file without building its model; raises as load_model does."""
+def save_weights(
+    model: LanguageModel,
+    path: str | Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    about: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write weights to hand on: a safetensors file and a JSON beside it, which load_model opens.
+
+    Args:
+        model: its configuration, vocabulary and weights are kept, nothing of its training.
+        path: X.safetensors; X.json is written too. Files of weights that are there are replaced.
+        dtype: torch.bfloat16 or torch.float32; weights are rounded to it, and are float32 again
+            when they are loaded.
+        about: free plain values to be told, such as seed and learning rate; "training_length" is
+            the bases of a training window, at which evaluations empty the state.
+
+    Returns:
+        What the JSON holds; "model_hash" is that of the model that load_model gives.
+
+    Raises:
+        InputError: another dtype or ending of the name, a model that was not built from a
+            configuration, weights that are not finite, a value of `about` that JSON cannot hold, a
+            JSON of something else in the place, or a folder that cannot be written.
+    """
     path = Path(path)
+    names = {known: name for name, known in weights.DTYPES.items()}
+    if dtype not in names:
+        raise InputError(f"dtype={dtype}: weights are written in {' or '.join(weights.DTYPES)}")
+    if not model.config:
+        raise InputError(f"{path}: the model has no configuration: build it with build_model")
+    state = {name: w.detach().to("cpu", dtype) for name, w in model.state_dict().items()}
+    for name, weight in state.items():
+        if not weight.isfinite().all():
+            raise InputError(f"{path}: {name} is not finite in {names[dtype]}: nothing is written")
+    facts = description(model) | {
+        "format": weights.FORMAT,
+        "fracdna": __version__,
+        "dtype": names[dtype],
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "model_hash": _identity(model.config, {name: w.float() for name, w in state.items()}),
+        "about": dict(about or {}),
+    }
+    return weights.write_weights(path, state, facts)
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read and check a checkpoint file without building its model; raises as load_model does.
+
+    Weights alone come in the same form: "fracdna" is what their JSON holds.
+    """
+    path = Path(path)
+    if weights.is_weights(path):
+        facts, tensors = weights.read_weights(path)
+        content = {"state_dict": {PREFIX + name: tensor for name, tensor in tensors.items()}}
+        content["fracdna"] = facts
+    else:
+        content = _read_training_file(path)
+    symbols = content["fracdna"]["vocabulary"]
+    if not symbols or not DNA.extends(symbols):
+        raise InputError(
+            f"{path}: its vocabulary {symbols} is not that of this version "
+            f"{list(DNA.symbols)}: ids would change their meaning; use the version that wrote it"
+        )
+    return content
+
+
+def _read_training_file(path: Path) -> dict[str, Any]:
+    """A checkpoint of training, all but its vocabulary checked."""
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint file")
     try:
@@ -104,16 +177,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     known = isinstance(about, dict) and isinstance(content.get("state_dict"), dict)
     if not known or not all(isinstance(about.get(k), kind) for k, kind in kinds.items()):
         raise InputError(f"{path}: not a fracdna checkpoint; train one with `fracdna train`")
-    if about["format"] > FORMAT:
-        raise InputError(
-            f"{path}: format {about['format']} is newer than this version reads ({FORMAT}); "
-            "upgrade fracdna"
-        )
-    if not about["vocabulary"] or not DNA.extends(about["vocabulary"]):
-        raise InputError(
-            f"{path}: its vocabulary {about['vocabulary']} is not that of this version "
-            f"{list(DNA.symbols)}: ids would change their meaning; use the version that wrote it"
-        )
+    weights.check_format(path, about["format"], FORMAT)
     return content
 
 
@@ -123,9 +187,14 @@ def model_hash(model: LanguageModel) -> str:
     The configuration counts because it changes what the same weights compute (gain, time scales);
     only what is of training alone does not.
     """
-    config = {k: v for k, v in model.config.items() if k not in TRAINING_ALONE}
-    digest = hashlib.sha256(json.dumps([list(DNA.symbols), config], sort_keys=True).encode())
-    for name, tensor in sorted(model.state_dict().items()):
+    return _identity(model.config, model.state_dict())
+
+
+def _identity(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> str:
+    """The hash of a model with this configuration and these weights."""
+    counts = {k: v for k, v in config.items() if k not in TRAINING_ALONE}
+    digest = hashlib.sha256(json.dumps([list(DNA.symbols), counts], sort_keys=True).encode())
+    for name, tensor in sorted(state.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(_raw_bytes(tensor))
     return digest.hexdigest()
@@ -163,7 +232,7 @@ def _check_targets(config: Any) -> None:
 def _check_target(target: str) -> None:
     """Refuse what is not defined in a module of mixers or models, also what one merely imports."""
     match = re.fullmatch(r"(fracdna\.(?:mixers|model)\.\w+)\.(\w+)", target)
-    if match:
+    if match and match[1] not in NO_PARTS:
         module, name = match.groups()
         try:
             part = getattr(importlib.import_module(module), name, None)

@@ -98,6 +98,9 @@ def test_damaged_content_is_refused_with_the_reason(saved, change, message):
         "fracdna.evaluation.regions.Path.write_text",
         "fracdna.model.checkpoint.importlib.import_module",
         "fracdna.model.checkpoint.instantiate",
+        "fracdna.model.checkpoint.load_model",
+        "fracdna.model.checkpoint.save_weights",
+        "fracdna.model.weights.write_weights",
         "fracdna.mixers.frac.linear",
         "fracdna.mixers.nothing.Here",
     ],
@@ -186,11 +189,12 @@ def test_building_does_not_touch_the_configuration_it_is_given():
     assert model.config == config
 
 
-def test_load_model_is_the_python_door():
-    """fracdna.load_model exists without importing torch before it is used."""
+def test_load_model_and_save_weights_are_the_python_doors():
+    """They exist without importing torch before they are used, and safetensors until it is."""
     code = (
         "import sys, fracdna\n"
         "assert 'torch' not in sys.modules\n"
-        "assert callable(fracdna.load_model)\n"
+        "assert callable(fracdna.load_model) and callable(fracdna.save_weights)\n"
+        "assert 'safetensors' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
