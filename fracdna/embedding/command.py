@@ -92,7 +92,7 @@ def _open(config: DictConfig, stack: contextlib.ExitStack) -> _Job:
     options = EmbeddingOptions(**{name: chosen[name] for name in asdict(EmbeddingOptions())})
     options.check()
     for name, what in (
-        ("checkpoint", "a file written by `fracdna train`"),
+        ("checkpoint", "a file of `fracdna train`, or weights that were exported"),
         ("regions", "a BED, a FASTA or regions such as chr1:1-2000"),
         ("output", "a Parquet file"),
     ):

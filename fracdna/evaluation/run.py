@@ -153,10 +153,15 @@ def _check(config: DictConfig) -> _Inputs:
     """Open what the options name; everything that can be refused is refused here."""
     plan = make_plan(config) if config.lengths or not config.streams else None
     reset = check_reset(config.reset)
-    named = [config.checkpoint] if isinstance(config.checkpoint, str) else config.checkpoint
-    models = _open_models(list(named or ()), config.names)
+    named = [config.checkpoint] if isinstance(config.checkpoint, str) else config.checkpoint or []
+    models = _open_models(named, config.names, alone=_counts_alone(config, plan))
     paths = dict(zip(models, named, strict=True))
     store, intervals = _open_genome(config.prepared)
+    if not models and "train" not in intervals:
+        raise InputError(
+            f"checkpoint= is not set, and count models need a split train: {config.prepared} holds "
+            f"the splits {', '.join(intervals)}"
+        )
     if config.split not in intervals:
         raise InputError(
             f"split={config.split}: {config.prepared} holds the splits {', '.join(intervals)}"
@@ -193,6 +198,13 @@ def _check(config: DictConfig) -> _Inputs:
         precision=choose_precision(config.precision),
         batch_bases=batch_bases,
         output=output,
+    )
+
+
+def _counts_alone(config: DictConfig, plan: Plan | None) -> bool:
+    """Whether count models can be all that is asked for."""
+    return bool(
+        config.markov and not config.streams and plan and {TILING, FIXED} & set(plan.curves)
     )
 
 
@@ -259,9 +271,14 @@ def _streams(config: DictConfig, inputs: _Inputs) -> dict[str, Any]:
     )
 
 
-def _open_models(paths: Sequence[str], names: Sequence[str] | None) -> dict[str, LanguageModel]:
-    """Models by the name they have in tables, in the order given."""
-    if not paths:
+def _open_models(
+    paths: Sequence[str], names: Sequence[str] | None, *, alone: bool
+) -> dict[str, LanguageModel]:
+    """Models by the name they have in tables, in the order given.
+
+    alone: whether count models would be scored without any network.
+    """
+    if not paths and not alone:
         raise InputError("checkpoint= is not set: name one or several checkpoints")
     names = [names] if isinstance(names, str) else names
     if names and len(names) != len(paths):

@@ -138,7 +138,7 @@ def make_tables(
     """
     best = best_count_model(plan, scores)
     rows = [row for model in scores for row in _rows(model, plan, classes, scores[model])]
-    rows += _uniform_rows([row for row in rows if row.model == networks[0]])
+    rows += _uniform_rows([row for row in rows if row.model == next(iter(scores))])
     known = {name: reset for name, reset in resets.items() if reset and CARRIED in plan.curves}
     return Tables(
         networks=tuple(networks),

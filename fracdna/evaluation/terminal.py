@@ -28,9 +28,9 @@ def terminal_table(plan: Plan, classes: BaseClasses, tables: Tables, cell: Cell)
             f"{cell.n_skipped:,} N and {cell.pad_skipped:,} pads skipped"
         )
         lines += _perplexities("perplexity", tiling, tables.best, width)
-        for unit in ("nll_nats", "bits_per_base"):
-            lines.append("nats per base" if unit == "nll_nats" else "bits per base")
-            lines += _lines(tables.networks, tiling, unit, width)
+        for unit, title in (("nll_nats", "nats per base"), ("bits_per_base", "bits per base")):
+            rows = _lines(tables.networks, tiling, unit, width)
+            lines += [title, *rows] if rows else []
     lines += _fixed(plan, tables, width)
     lines += _by_class(plan, classes, tables)
     lines += _class_files(plan, classes, cell)

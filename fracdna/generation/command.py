@@ -73,7 +73,7 @@ def _open(config: DictConfig, stack: contextlib.ExitStack) -> _Job:
     options = GenerationOptions(**{name: chosen[name] for name in asdict(GenerationOptions())})
     options.check()
     for name, what in (
-        ("checkpoint", "a file written by `fracdna train`"),
+        ("checkpoint", "a file of `fracdna train`, or weights that were exported"),
         ("prompt", "DNA letters, or a FASTA"),
         ("output", "a FASTA file"),
     ):

@@ -37,9 +37,9 @@ def checkpoints(tmp_path_factory):
 
 
 def evaluate(checkpoints, prepared, output, *overrides):
-    names = ",".join(map(str, checkpoints))
+    names = f"[{','.join(map(str, checkpoints))}]" if checkpoints else "null"
     return cli.run(
-        ["evaluate", f"checkpoint=[{names}]", f"prepared={prepared}", f"output={output}",
+        ["evaluate", f"checkpoint={names}", f"prepared={prepared}", f"output={output}",
          "lengths=[64,256]", "target=32", "progress=false", "device=cpu", *overrides]
     )  # fmt: skip
 
@@ -98,6 +98,22 @@ def test_tables_pictures_and_an_honest_verdict(checkpoints, prepared, tmp_path, 
     carried = rows_of(output, "positions.csv")
     assert sum(int(r["bases"]) for r in carried) == 2 * int(row["bases"])
     assert result["table"][0]["nll_nats"] == float(rows[0]["nll_nats"])
+
+
+def test_count_models_need_no_network(checkpoints, prepared, tmp_path, capsys):
+    """Without a checkpoint the tables of counts are scored alone, with the same figures."""
+    alone, beside = tmp_path / "alone", tmp_path / "beside"
+    assert evaluate([], prepared, alone, "regions=3") == 0
+    printed = capsys.readouterr().out
+    assert "<- best count model" in printed
+    assert "bits per base" not in printed
+    assert evaluate(checkpoints[:1], prepared, beside, "regions=3") == 0
+    expected = [row for row in rows_of(beside, "table.csv") if row["model"] != "frac"]
+    assert rows_of(alone, "table.csv") == expected
+    for option in ("markov=false", "curves=[carried]", "streams=[three]"):
+        assert evaluate([], prepared, tmp_path / "refused", option) == 2
+        assert "checkpoint= is not set" in capsys.readouterr().err
+        assert not (tmp_path / "refused").exists()
 
 
 def test_an_interrupted_evaluation_goes_on_where_it_was(
@@ -369,7 +385,6 @@ def test_the_bundled_genome_from_preparation_to_tables(checkpoints, tmp_path):
         ("batch_bases=0", "batch_bases=0 must be at least 1"),
         ("output=null", "output= is not set"),
         ("prepared=null", "prepared= is not set"),
-        ("checkpoint=null", "checkpoint= is not set"),
         ("checkpoint=missing.ckpt", "no such checkpoint"),
     ],
 )
