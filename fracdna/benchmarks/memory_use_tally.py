@@ -138,6 +138,10 @@ class LayerTally:
         self._age: Tensor | float = 0.0
         self._kept: list[tuple[Tensor, ...]] = []
 
+    def sums(self) -> dict[str, Tensor]:
+        """All attributes."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
     def add(
         self, dynamics: Tensor, gates: tuple[Tensor, Tensor, Tensor], group: Tensor, start: int
     ) -> None:
