@@ -4,42 +4,65 @@
     python scripts/run_length_study.py add perplexity --records study/runs.json
     python scripts/run_length_study.py page
 
-A task is NETWORK:grid (a run for each learning rate of the study) or NETWORK:final (one run at the
-rate that was best on validation; NETWORK:final:SEED for another seed). Tasks are done in the order
-given, in one process, so that kernels are compiled once. What is finished is in OUTPUT/runs.json
-and is not done again; --seconds stops before a run that would not end in time. `add` joins what
-`fracdna evaluate` wrote of the final weights, `page` draws and writes tables.
+A task is NETWORK:grid (a run for each learning rate of the study), NETWORK:grid:RATE (one of them),
+NETWORK:final (one run at the rate that was best on validation) or NETWORK:final:SEED (of another
+seed). Tasks are done in the order given, in one process, so that kernels are compiled once. What is
+finished is in OUTPUT/runs.json and is not done again; an interrupted run goes on where it stopped;
+--seconds stops before a run that would not end in time. `add` joins what `fracdna evaluate` wrote
+of the final weights, called NETWORK or, of another seed, NETWORK@SEED; `page` fills tables and
+draws.
 Without installation: PYTHONPATH=.:kernels:data_prep.
 """
 
 import argparse
 import contextlib
 import gc
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from kernel_benchmark.report import circumstances
 from length_study.evaluations import Evaluations
 from length_study.page import fill
 from length_study.pictures import draw_all
-from length_study.plan import Run, Study
-from length_study.records import Records, record_of
+from length_study.plan import FORMS, Run, Study
+from length_study.records import Records, record_of, seconds_before
 from length_study.tables import all_tables
+
+from fracdna.configuration import compose_configuration
+from fracdna.data.datamodule import require_tables
+from fracdna.evaluation.likelihood import perplexity
+from fracdna.outcomes import FINE, INTERRUPTED, REFUSED, ROW_PROBLEMS, NotFinite
+from fracdna.training.run import train
+from fracdna_prep.errors import InputError
+from fracdna_prep.files import exclusive_lock
 
 STUDY = Path(__file__).parent / "length_study" / "study.yaml"
 RESULTS = Path("docs/results/dna_length_study")
 MARGIN_S = 12.0  # of a run: building, validations, checkpoints
 
 
-def main() -> None:
-    """Reads the command line and does what it says."""
-    arguments = command_line()
-    arguments.does(Study(STUDY), arguments)
+def main(arguments_given: Sequence[str] | None = None) -> int:
+    """Reads the command line and does what it says.
+
+    Returns:
+        0; 1 where a run could not be saved, 2 where an input is refused, 130 after an interruption.
+    """
+    arguments = command_line(arguments_given)
+    try:
+        return arguments.does(Study(arguments.study), arguments)
+    except InputError as error:
+        print(f"run_length_study: {error}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on", file=sys.stderr)
+        return INTERRUPTED
 
 
-def command_line() -> argparse.Namespace:
+def command_line(arguments_given: Sequence[str] | None) -> argparse.Namespace:
     """The arguments; `does` is the function of the action."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -47,7 +70,7 @@ def command_line() -> argparse.Namespace:
     actions = parser.add_subparsers(required=True)
     action = actions.add_parser("train", help="train what is missing")
     action.set_defaults(does=train_tasks)
-    action.add_argument("tasks", nargs="+", help="NETWORK:grid, NETWORK:final, NETWORK:final:SEED")
+    action.add_argument("tasks", nargs="+", help=FORMS)
     action.add_argument("--prepared", type=Path, required=True, help="of `fracdna prepare`")
     action.add_argument("--output", type=Path, required=True, help="folder of runs and records")
     action.add_argument("--seconds", type=float, default=float("inf"), help="limit of everything")
@@ -56,102 +79,156 @@ def command_line() -> argparse.Namespace:
     action.set_defaults(does=add_evaluations)
     action.add_argument("evaluations", nargs="*", type=Path)
     action.add_argument("--carried", action="store_true", help="their carried curves alone")
-    action.add_argument("--records", type=Path, help="runs.json of `train`, to be joined as well")
-    action.add_argument("--results", type=Path, default=RESULTS)
-    action = actions.add_parser("page", help="draw the pictures, fill the tables of the page")
-    action.set_defaults(does=write_page)
     action.add_argument(
-        "--results", type=Path, default=RESULTS, help="folder; the page is RESULTS.md"
+        "--replace", action="store_true", help="what is known by the same name gives way to it"
     )
-    return parser.parse_args()
+    action.add_argument("--records", type=Path, help="runs.json of `train`, to be joined as well")
+    action = actions.add_parser("page", help="fill the tables of the page, draw the pictures")
+    action.set_defaults(does=write_page)
+    for action in actions.choices.values():
+        action.add_argument("--study", type=Path, default=STUDY, help="YAML of the study")
+    for name in ("add", "page"):
+        actions.choices[name].add_argument(
+            "--results", type=Path, default=RESULTS, help="folder; the page is RESULTS.md"
+        )
+    return parser.parse_args(arguments_given)
 
 
-def train_tasks(study: Study, arguments: argparse.Namespace) -> None:
+def train_tasks(study: Study, arguments: argparse.Namespace) -> int:
     """Train what has no record, in the order of the tasks."""
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    records = Records(arguments.output / "runs.json")
-    about = {k: v for k, v in circumstances(arguments.commit).items() if k != "command"}
+    tasks = [study.task(text) for text in arguments.tasks]
+    require_tables(arguments.prepared, [study.length])
     deadline = time.monotonic() + arguments.seconds
-    for task in arguments.tasks:
-        for run in study.next_runs(task, records):
-            needs = run.seconds + MARGIN_S
-            if time.monotonic() + needs > deadline:
-                print(f"{run.name}: left out, {needs:.0f} s do not fit", flush=True)
-                continue
-            folder = arguments.output / "runs" / run.name
-            measured = train(run, folder, str(arguments.prepared.absolute()))
-            records.add(run.name, record_of(run, folder, about | measured))
-            print(line(run, records[run.name]), flush=True)
+    with exclusive_lock(arguments.output / ".lock", wait=False):
+        records = Records(arguments.output / "runs.json")
+        records.check(study)
+        study.check_order(tasks, records)
+        for task in tasks:
+            runs = study.runs(task, records)
+            if not runs:
+                print(f"{task.text}: left out, its grid is not complete", flush=True)
+            for run in runs:
+                needs = run.seconds + MARGIN_S
+                if run.name not in records and time.monotonic() + needs > deadline:
+                    print(f"{run.name}: left out, {needs:.0f} s do not fit", flush=True)
+                    continue
+                code = FINE if run.name in records else train_run(run, records, arguments)
+                if code != FINE:
+                    return code
+                print(told(run, records[run.name]), flush=True)
+    return FINE
 
 
-def add_evaluations(study: Study, arguments: argparse.Namespace) -> None:
-    """Join evaluations and records to the results."""
-    if arguments.records:
-        arguments.results.mkdir(parents=True, exist_ok=True)
-        records = Records(arguments.results / "runs.json")
-        for name, record in Records(arguments.records).items():
-            records.add(name, record)
-    known = Evaluations(arguments.results)
-    for evaluation in arguments.evaluations:
-        known.add(evaluation, study.content["lengths_of_classes"], carried=arguments.carried)
-    if arguments.evaluations:
-        known.write()
+def train_run(run: Run, records: Records, arguments: argparse.Namespace) -> int:
+    """Train one run, or go on with it, and keep its record; the exit code."""
+    folder = arguments.output / "runs" / run.name
+    about = {k: v for k, v in circumstances(arguments.commit).items() if k != "command"}
+    code, measured = train_measured(run, folder, arguments.prepared)
+    if code == FINE:
+        records.add({run.name: record_of(run, folder, about | measured)})
+    return code
 
 
-def write_page(study: Study, arguments: argparse.Namespace) -> None:
-    """Pictures and tables from what is known."""
-    records, known = Records(arguments.results / "runs.json"), Evaluations(arguments.results)
-    for path in draw_all(arguments.results, study, records, known):
-        print(path)
-    page = arguments.results.with_suffix(".md")
-    without = fill(page, all_tables(study, records, known))
-    print(f"{page}; without a place there: {', '.join(without) or 'none'}")
+def train_measured(run: Run, folder: Path, prepared: Path) -> tuple[int, dict[str, Any]]:
+    """Train, or go on, with what is printed kept beside the run's folder.
 
-
-def train(run: Run, folder: Path, prepared: str) -> dict[str, Any]:
-    """Train, with what is printed kept in the run's folder; seconds, memory, whether it diverged.
+    Returns:
+        Exit code, 0 of a run that diverged too; seconds, memory and whether it diverged.
 
     Raises:
-        SystemExit: training ended with another code than 0.
+        InputError: options or data are refused.
     """
-    import torch
-
-    from fracdna import cli
-    from fracdna.outcomes import FINE, ROW_PROBLEMS
-
-    started, log = time.monotonic(), folder.with_name(f"{folder.name}.log")
+    log = folder.with_name(f"{folder.name}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    options = [
-        "logger=none",
-        "progress=false",
-        "resume=true",
-        *run.command(prepared, str(folder))[1:],
-    ]
+    words = ["logger=none", "progress=false", "resume=true"]
+    words += run.command(str(prepared.absolute()), str(folder))[1:]
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
+    started, before, diverged = time.monotonic(), seconds_before(folder), False
     with log.open("a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-        code = cli.run(["train", *options])
-    if code not in (FINE, ROW_PROBLEMS):
-        raise SystemExit(f"{run.name}: training ended with {code}, see {log}")
+        try:
+            code = train(compose_configuration("train", words))
+        except NotFinite as error:
+            print(error)
+            code, diverged = FINE, True
+    endings = {
+        INTERRUPTED: "interrupted, the same command goes on",
+        ROW_PROBLEMS: f"could not be saved, see {log}",
+    }
+    if code in endings:
+        print(f"{run.name}: {endings[code]}", file=sys.stderr, flush=True)
     memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
     gc.collect()
     if cuda:
         torch.cuda.empty_cache()
-    seconds = time.monotonic() - started
-    return {"seconds": seconds, "gibibytes": memory, "diverged": code == ROW_PROBLEMS}
+    seconds = before + time.monotonic() - started
+    return code, {"seconds": seconds, "gibibytes": memory, "diverged": diverged}
 
 
-def line(run: Run, record: Mapping[str, Any]) -> str:
+def told(run: Run, record: Mapping[str, Any]) -> str:
     """What a run came to, in a line."""
-    from fracdna.evaluation.likelihood import perplexity
-
     course = ", ".join(f"{perplexity(p['nll_nats']):.4f}" for p in record["validation"])
-    return (
-        f"{run.name}: {record['seconds']:.0f} s, {record['median_bases_per_second'] / 1e6:.2f} "
-        f"Mbases/s, {record['gibibytes'] or 0:.1f} GiB; validation perplexity {course}"
-    )
+    facts = [
+        f"{value / size:.{digits}f} {unit}"
+        for key, size, digits, unit in (
+            ("seconds", 1, 0, "s"),
+            ("median_bases_per_second", 1e6, 2, "Mbases/s"),
+            ("gibibytes", 1, 1, "GiB"),
+        )
+        if (value := record.get(key)) is not None
+    ]
+    end = "; diverged" if record["diverged"] else ""
+    return f"{run.name}: {', '.join(facts)}; validation perplexity {course or 'none'}{end}"
+
+
+def add_evaluations(study: Study, arguments: argparse.Namespace) -> int:
+    """Join evaluations and records to the results."""
+    if not arguments.evaluations and not arguments.records:
+        raise InputError("nothing to add: name folders of `fracdna evaluate`, or --records")
+    records = Records(arguments.results / "runs.json")
+    more = further_records(study, arguments, records) if arguments.records else {}
+    known = Evaluations(arguments.results, study)
+    for evaluation in arguments.evaluations:
+        known.add(evaluation, carried=arguments.carried, replace=arguments.replace)
+    if more:
+        records.add(more)
+    if arguments.evaluations:
+        known.write()
+    return FINE
+
+
+def further_records(study: Study, arguments: argparse.Namespace, known: Records) -> Records:
+    """Records of `train` that may be joined to known ones.
+
+    Raises:
+        InputError: no such file, records of another study, or another record of a known run.
+    """
+    if not arguments.records.is_file():
+        raise InputError(f"{arguments.records}: no such file; `train` writes OUTPUT/runs.json")
+    records = Records(arguments.records)
+    records.check(study)
+    others = [name for name in records if known.get(name, records[name]) != records[name]]
+    if others and not arguments.replace:
+        raise InputError(
+            f"{arguments.records} has other records of {', '.join(others)} than {known.path}: "
+            "--replace takes them"
+        )
+    return records
+
+
+def write_page(study: Study, arguments: argparse.Namespace) -> int:
+    """Tables and pictures from what is known."""
+    records = Records(arguments.results / "runs.json")
+    records.check(study)
+    known = Evaluations(arguments.results, study)
+    page = arguments.results.with_suffix(".md")
+    without = fill(page, all_tables(study, records, known))
+    print(f"{page}; without a place there: {', '.join(without) or 'none'}")
+    for path in draw_all(arguments.results, study, records, known):
+        print(path)
+    return FINE
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

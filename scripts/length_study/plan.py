@@ -1,13 +1,23 @@
-"""What a study consists of: runs with names, options and an order."""
+"""What a study consists of: networks, and runs with names and options."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fracdna_prep.errors import InputError
+
 GRID, FINAL = "grid", "final"
+FORMS = "NETWORK:grid, NETWORK:grid:RATE, NETWORK:final or NETWORK:final:SEED"
+KEYS = {
+    "common", "rates", "stages", "first_seed", "validation", "test", "width", "lengths_of_classes",
+    "order", "ablation_rate", "networks",
+}  # fmt: skip
+
+Known = Mapping[str, Mapping[str, Any]]  # records by name of the run
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,23 @@ class Run:
         return ["train", *self.options, f"data.prepared={prepared}", f"output={output}"]
 
 
+@dataclass(frozen=True)
+class Task:
+    """Runs to be trained, as the command line names them.
+
+    Attributes:
+        text: NETWORK:grid, NETWORK:grid:RATE, NETWORK:final or NETWORK:final:SEED.
+        network: its name in the study.
+        stage: grid or final.
+        point: a rate of the grid alone, or the seed of the final run; None: all rates, first seed.
+    """
+
+    text: str
+    network: str
+    stage: str
+    point: float | int | None
+
+
 class Study:
     """A study as its YAML file says.
 
@@ -49,16 +76,55 @@ class Study:
         path: of the file.
 
     Raises:
-        ValueError: a network in the order that is not described.
+        InputError: no such file, or one that contradicts itself.
     """
 
     def __init__(self, path: Path) -> None:
-        self.content: dict[str, Any] = yaml.safe_load(path.read_text())
+        try:
+            self.content: dict[str, Any] = yaml.safe_load(path.read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise InputError(f"{path} cannot be read as a study: {error}") from error
+        missing = sorted(KEYS - set(self.content))
+        if missing:
+            raise InputError(f"{path} lacks {', '.join(missing)}")
         self.rates: list[float] = [float(rate) for rate in self.content["rates"]]
         self.order: list[str] = list(self.content["order"])
+        self.first_seed: int = self.content["first_seed"]
+        self.length: int = self.content["common"]["data.length"]
+        self.ablation_rate: float = float(self.content["ablation_rate"])
+        self._check(path)
+
+    def _check(self, path: Path) -> None:
+        """Refuse what could not be trained or compared."""
         unknown = sorted(set(self.order) - set(self.content["networks"]))
-        if unknown:
-            raise ValueError(f"{path}: order names networks that are not described: {unknown}")
+        if unknown or not self.order:
+            raise InputError(f"{path}: describe under networks what order names: {unknown}")
+        if self.ablation_rate not in self.rates:
+            raise InputError(
+                f"{path}: ablation_rate {self.ablation_rate:g} is none of the rates {self.rates}"
+            )
+        for stage, steps in self.content["stages"].items():
+            if steps["steps"] % steps["validate_every"]:
+                raise InputError(
+                    f"{path}: {stage} of {steps['steps']} steps does not end with a validation: "
+                    f"validate_every has to divide it, {steps['validate_every']} does not"
+                )
+
+    @property
+    def first(self) -> str:
+        """The network that others are compared with."""
+        return self.order[0]
+
+    @property
+    def variants(self) -> list[str]:
+        """Networks that are no part of the order."""
+        return [name for name in self.content["networks"] if name not in self.order]
+
+    def bases(self, stage: str) -> int:
+        """What a run of a stage is trained on."""
+        return (
+            self.content["stages"][stage]["steps"] * self.content["common"]["data.bases_per_step"]
+        )
 
     def grid(self, network: str) -> list[Run]:
         """Its runs that choose a learning rate."""
@@ -66,43 +132,107 @@ class Study:
 
     def run(self, network: str, stage: str, rate: float, seed: int | None = None) -> Run:
         """One run; seed None is the first."""
-        seed = self.content["first_seed"] if seed is None else seed
+        seed = self.first_seed if seed is None else seed
         of_network, steps = self.content["networks"][network], self.content["stages"][stage]
-        common = self.content["common"]
-        bases = steps["steps"] * common["data.bases_per_step"]
-        chosen = common | of_network["options"] | steps | {"optimizer.lr": rate, "seed": seed}
-        options = tuple(f"{key}={value}" for key, value in chosen.items())
+        chosen = self.content["common"] | of_network["options"] | steps
+        chosen |= {"optimizer.lr": rate, "seed": seed}
+        options = tuple(f"{key}={_word(value)}" for key, value in chosen.items())
+        bases = self.bases(stage)
         return Run(network, stage, rate, seed, options, bases, bases / of_network["speed"] / 1e6)
 
-    def best_rate(self, network: str, records: Mapping[str, Mapping[str, Any]]) -> float | None:
-        """The rate with the lowest validation when the grid has ended; None before."""
-        ends = {run.rate: records.get(run.name) for run in self.grid(network)}
-        known = {rate: _at_the_end(record) for rate, record in ends.items() if record}
-        return min(known, key=lambda rate: known[rate]) if len(known) == len(ends) else None
-
-    def next_runs(self, task: str, records: Mapping[str, Mapping[str, Any]]) -> list[Run]:
-        """Runs of a task that have no record.
-
-        Args:
-            task: NETWORK:grid, NETWORK:final, or NETWORK:final:SEED for a further seed.
-            records: what is done, by name of the run.
+    def split(self, label: str) -> tuple[str, int]:
+        """Network and seed of NETWORK or NETWORK@SEED, as evaluations name them.
 
         Raises:
-            ValueError: an unknown task, or a final run whose grid is not complete.
+            InputError: a network that is not described, or a seed that is no number.
         """
-        network, stage, *seed = task.split(":")
-        if network not in self.content["networks"] or stage not in self.content["stages"]:
-            raise ValueError(f"{task}: a task is NETWORK:STAGE, of {self.order} and grid or final")
-        if stage == GRID:
-            runs = self.grid(network)
-        else:
-            rate = self.best_rate(network, records)
-            if rate is None:
-                raise ValueError(f"{task}: the grid of {network} is not complete")
-            runs = [self.run(network, stage, rate, *map(int, seed))]
-        return [run for run in runs if run.name not in records]
+        network, at, seed = label.partition("@")
+        if network not in self.content["networks"] or (at and not seed.isdecimal()):
+            raise InputError(
+                f"{label} is no network of the study: call it NETWORK or NETWORK@SEED, of "
+                f"{', '.join(self.content['networks'])}"
+            )
+        return network, int(seed) if at else self.first_seed
+
+    def label(self, network: str, seed: int) -> str:
+        """What a trained network is called: NETWORK, of a further seed NETWORK@SEED."""
+        return network if seed == self.first_seed else f"{network}@{seed}"
+
+    def place(self, label: str) -> tuple[int, bool, int]:
+        """Where a network stands among others: by the file, the first seed before others."""
+        network, seed = self.split(label)
+        ranked = [*self.order, *self.variants]
+        return ranked.index(network), seed != self.first_seed, seed
+
+    def best_rate(self, network: str, records: Known) -> float | None:
+        """The rate with the lowest validation when the grid has ended; None before.
+
+        Raises:
+            InputError: every run of the grid diverged.
+        """
+        runs = self.grid(network)
+        if any(run.name not in records for run in runs):
+            return None
+        ends = {run.rate: last_nll(records[run.name]) for run in runs}
+        known = {rate: nll for rate, nll in ends.items() if nll is not None}
+        if not known:
+            raise InputError(f"{network} diverged at all rates of the grid: add lower ones")
+        return min(known, key=lambda rate: known[rate])
+
+    def at_border(self, rate: float) -> bool:
+        """Whether a better rate may lie outside of the grid."""
+        return rate in (min(self.rates), max(self.rates))
+
+    def task(self, text: str) -> Task:
+        """A task of the command line.
+
+        Raises:
+            InputError: another form, network or rate.
+        """
+        network, _, rest = text.partition(":")
+        stage, _, point = rest.partition(":")
+        if network not in self.content["networks"] or stage not in (GRID, FINAL):
+            names = ", ".join(self.content["networks"])
+            raise InputError(f"{text}: a task is {FORMS}; networks are {names}")
+        try:
+            value = None if not point else float(point) if stage == GRID else int(point)
+        except ValueError as error:
+            raise InputError(f"{text}: {point} is no number; a task is {FORMS}") from error
+        if stage == GRID and value is not None and value not in self.rates:
+            rates = ", ".join(f"{rate:g}" for rate in self.rates)
+            raise InputError(f"{text}: the grid of the study has the rates {rates}")
+        return Task(text, network, stage, value)
+
+    def runs(self, task: Task, records: Known) -> list[Run]:
+        """Runs of a task, those with a record too; empty while the rate of a final run is open."""
+        if task.stage == GRID:
+            return [run for run in self.grid(task.network) if task.point in (None, run.rate)]
+        rate = self.best_rate(task.network, records)
+        return [] if rate is None else [self.run(task.network, FINAL, rate, task.point)]
+
+    def check_order(self, tasks: Sequence[Task], records: Known) -> None:
+        """Refuse final runs whose learning rate nothing will have chosen by then.
+
+        Raises:
+            InputError: a grid that is neither in the records nor among the tasks before.
+        """
+        done = set(records)
+        for task in tasks:
+            if task.stage == GRID:
+                done |= {run.name for run in self.runs(task, records)}
+            missing = [run.name for run in self.grid(task.network) if run.name not in done]
+            if task.stage == FINAL and missing:
+                raise InputError(
+                    f"{task.text}: no record of {', '.join(missing)}, which choose its learning "
+                    f"rate: name {task.network}:grid before it"
+                )
 
 
-def _at_the_end(record: Mapping[str, Any]) -> float:
-    """Validation in nats at the last step; a run that diverged is worst."""
-    return float("inf") if record["diverged"] else float(record["validation"][-1]["nll_nats"])
+def last_nll(record: Mapping[str, Any]) -> float | None:
+    """Validation in nats per base at the last step; None of a run that diverged."""
+    return None if record["diverged"] else float(record["validation"][-1]["nll_nats"])
+
+
+def _word(value: Any) -> str:
+    """A value as the command line has it."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -3,43 +3,45 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from length_study.evaluations import FIXED, TILING, Evaluations
-from length_study.plan import FINAL, GRID, Study
+from length_study.evaluations import Evaluations
+from length_study.plan import FINAL, GRID, Known, Study, last_nll
 
 from fracdna.evaluation.likelihood import perplexity
+from fracdna.evaluation.plan import FIXED, TILING
 from fracdna.evaluation.statistics import Mean
+from fracdna.evaluation.tables import COUNT_MODEL
 
-FIRST = "frac"  # which others are compared with
-Records = Mapping[str, Mapping[str, Any]]
+NOTHING = "Nothing yet."
 
 
-def all_tables(study: Study, records: Records, evaluations: Evaluations) -> dict[str, str]:
+def all_tables(study: Study, records: Known, evaluations: Evaluations) -> dict[str, str]:
     """Every table by its name in the page."""
     return {
         "networks": networks(study, records, evaluations),
-        "perplexity": by_length(study, evaluations, TILING),
+        "perplexity": by_length(evaluations, TILING),
         "differences": differences(study, evaluations),
-        "fixed": by_length(study, evaluations, FIXED),
+        "fixed": by_length(evaluations, FIXED),
         "carried": carried(study, evaluations),
-        "classes": classes(study, evaluations),
+        "classes": classes(evaluations),
         "rates": rates(study, records),
+        "ablation": ablation(study, records),
         "counts": counts(evaluations),
         "commands": commands(records),
     }
 
 
-def networks(study: Study, records: Records, evaluations: Evaluations) -> str:
-    """What each network is and what it cost."""
+def networks(study: Study, records: Known, evaluations: Evaluations) -> str:
+    """What each network is and what it cost; what training has left no record of is empty."""
     rows = []
-    for name in evaluations.networks(study.order):
-        facts = evaluations.facts["models"][name]
-        record = final_record(name, records)
-        rows.append([
-            f"`{name}`", f"{facts['parameters']:,}", f"{facts['state_scalars']:,}",
-            f"{record['rate']:g}", str(record["seed"]),
-            f"{record['median_bases_per_second'] / 1e6:.2f}", f"{record['gibibytes']:.1f}",
-            f"{record['seconds']:.0f}", f"{perplexity(record['validation'][-1]['nll_nats']):.4f}",
-        ])  # fmt: skip
+    for name in evaluations.networks:
+        facts, record = evaluations.facts["models"][name], final_record(study, name, records)
+        cells = ["", "", "", "", "", ""] if record is None else [
+            f"{record['rate']:g}", str(record["seed"]), _speed(record),
+            _number(record.get("gibibytes"), ".1f"), _number(record.get("seconds"), ".0f"),
+            _end(record),
+        ]  # fmt: skip
+        of_facts = [f"{facts['parameters']:,}", f"{facts['state_scalars']:,}"]
+        rows.append([f"`{name}`", *of_facts, *cells])
     head = [
         "network", "parameters", "state, scalars", "rate", "seed", "training, Mbases/s", "GiB",
         "seconds in all", "validation perplexity",
@@ -47,143 +49,173 @@ def networks(study: Study, records: Records, evaluations: Evaluations) -> str:
     return render(head, rows)
 
 
-def by_length(study: Study, evaluations: Evaluations, curve: str) -> str:
+def by_length(evaluations: Evaluations, curve: str) -> str:
     """Perplexity of every network, with its interval at the longest length."""
-    lengths = evaluations.lengths(curve)
-    rows = []
-    for name in _with_counts(study, evaluations):
-        means = [evaluations.cell(name, length, curve).mean for length in lengths]
-        values = [f"{perplexity(mean.value):.4f}" for mean in means]
-        rows.append([f"`{name}`", *values, _interval(means[-1])])
+    lengths, rows = evaluations.lengths(curve), []
+    for name in _with_counts(evaluations):
+        cells = [evaluations.cell(name, length, curve) for length in lengths]
+        if any(cells):
+            interval = _interval(cells[-1].mean) if cells[-1] else ""
+            values = [f"{perplexity(cell.mean.value):.4f}" if cell else "" for cell in cells]
+            rows.append([f"`{name}`", *values, interval])
     return render(["network", *(f"{n:,}" for n in lengths), "95 % at the last"], rows)
 
 
 def differences(study: Study, evaluations: Evaluations) -> str:
-    """Nats per base of each network less those of FRAC, in thousandths, paired by region."""
+    """Nats per base of each network less those of the first, in thousandths, paired by region."""
     lengths, rows = evaluations.lengths(TILING), []
-    for name in _with_counts(study, evaluations):
-        if name != FIRST:
-            cells = [evaluations.cell(name, n).minus(evaluations.cell(FIRST, n)) for n in lengths]
-            rows.append([f"`{name}`", *map(_thousandths, cells)])
-    return render(["network less `frac`", *(f"{n:,}" for n in lengths)], rows)
+    for name in _with_counts(evaluations):
+        found = [evaluations.difference(name, study.first, n) for n in lengths]
+        if name != study.first and any(found):
+            rows.append([f"`{name}`", *(_thousandths(mean) if mean else "" for mean in found)])
+    return render([f"network less `{study.first}`", *(f"{n:,}" for n in lengths)], rows)
 
 
 def carried(study: Study, evaluations: Evaluations) -> str:
     """What the state is worth beyond the training length, in thousandths of a nat."""
+    last: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for row in evaluations.carried:
+        key = (row["model"], int(row["span"]))
+        if key not in last or int(row["context_from"]) > int(last[key]["context_from"]):
+            last[key] = row
     rows = []
-    spans = sorted({int(row["span"]) for row in evaluations.carried})
-    for name in evaluations.networks(study.order):
-        for span in spans:
-            mine = [
-                row for row in evaluations.carried
-                if row["model"] == name and int(row["span"]) == span
-            ]  # fmt: skip
-            if not mine:
-                continue
-            last = max(mine, key=lambda row: int(row["context_from"]))
-            gain = Mean(*(float(last[key]) for key in ("gain_nats", "gain_low", "gain_high")))
-            rows.append([
-                f"`{name}`", f"{span:,}", str(last["regions"]),
-                f"{int(last['context_from']):,} to {int(last['context_to']):,}",
-                f"{perplexity(float(last['nll_carried'])):.4f}", _thousandths(gain),
-            ])  # fmt: skip
+    for name, span in sorted(last, key=lambda key: (study.place(key[0]), key[1])):
+        row = last[name, span]
+        rows.append([
+            f"`{name}`", f"{span:,}", str(row["regions"]),
+            f"{int(row['context_from']):,} to {int(row['context_to']):,}",
+            f"{perplexity(float(row['nll_carried'])):.4f}", _thousandths(gain(row)),
+        ])  # fmt: skip
     head = [
         "network", "one pass over", "regions", "bases of context", "perplexity there",
-        "gain over a state emptied every 8,192, nats / 1000",
+        f"gain over a state emptied every {study.length:,}, nats / 1000",
     ]  # fmt: skip
     return render(head, rows)
 
 
-def classes(study: Study, evaluations: Evaluations) -> str:
+def classes(evaluations: Evaluations) -> str:
     """Perplexity by class of bases at the longest length."""
-    length, models = max(evaluations.lengths(TILING)), _with_counts(study, evaluations)
-    groups = {
-        (key.part, key.group): int(cell.tokens.sum())
-        for key, cell in evaluations.cells.items()
-        if key.length == length and key.curve == TILING and key.model == FIRST
-    }
-    rows = [
-        [
-            part if part == group else f"{part} {group}", f"{bases:,}",
-            *(
-                f"{perplexity(evaluations.cell(name, length, of=(part, group)).mean.value):.4f}"
-                for name in models
-            ),
-        ]
-        for (part, group), bases in groups.items()
-    ]  # fmt: skip
+    length, models = max(evaluations.lengths(TILING), default=0), _with_counts(evaluations)
+    rows = []
+    for group, bases in evaluations.groups(length).items():
+        cells = [evaluations.cell(name, length, of=group) for name in models]
+        values = [f"{perplexity(cell.mean.value):.4f}" if cell else "" for cell in cells]
+        rows.append([called(group), f"{bases:,}", *values])
     return render([f"windows of {length:,}", "bases", *(f"`{name}`" for name in models)], rows)
 
 
-def rates(study: Study, records: Records) -> str:
+def rates(study: Study, records: Known) -> str:
     """Validation perplexity at the end of every run of the grid; the best of each in bold."""
     rows = []
-    for name in grid_networks(study, records):
-        ends = [record and end(record) for record in map(records.get, _grid_names(study, name))]
-        best = min((value for value in ends if value is not None), default=None)
-        shown = ["" if v is None else f"**{v:.4f}**" if v == best else f"{v:.4f}" for v in ends]
-        rows.append([f"`{name}`", *shown])
+    for name in study.order:
+        found = [records.get(run.name) for run in study.grid(name)]
+        known = [nll for nll in (record and last_nll(record) for record in found) if nll]
+        best = min(known, default=None)
+        shown = [_of_grid(study, record, best) if record else "" for record in found]
+        if any(shown):
+            rows.append([f"`{name}`", *shown])
     return render(["network", *(f"{rate:g}" for rate in study.rates)], rows)
+
+
+def ablation(study: Study, records: Known) -> str:
+    """Networks that are no part of the order beside the first, at one rate of the grid."""
+    first, rows = records.get(study.run(study.first, GRID, study.ablation_rate).name), []
+    base = None if first is None else last_nll(first)
+    common = study.content["networks"][study.first]["options"].items()
+    for name in (study.first, *study.variants):
+        record = records.get(study.run(name, GRID, study.ablation_rate).name)
+        if record is None:
+            continue
+        nll = last_nll(record)
+        less = "" if None in (nll, base) or name == study.first else f"{1000 * (nll - base):+.2f}"
+        own = dict(study.content["networks"][name]["options"].items() - common)
+        changed = ", ".join(f"`{key.lstrip('+')}={value}`" for key, value in sorted(own.items()))
+        rows.append([f"`{name}`", changed, _end(record), less, _speed(record)])
+    head = [
+        f"rate {study.ablation_rate:g}", "options", "validation perplexity",
+        f"less `{study.first}`, nats / 1000", "training, Mbases/s",
+    ]  # fmt: skip
+    return render(head, rows)
 
 
 def counts(evaluations: Evaluations) -> str:
     """All orders of the tables of counts."""
-    length = max(evaluations.lengths(TILING))
-    names = sorted(
-        {key.model for key in evaluations.cells if key.model.startswith("markov-")},
-        key=lambda name: int(name.removeprefix("markov-")),
-    )
-    values = [perplexity(evaluations.cell(name, length).mean.value) for name in names]
-    head = ["order", *(name.removeprefix("markov-") for name in names)]
-    return render(head, [["perplexity", *(f"{value:.4f}" for value in values)]])
+    length = max(evaluations.lengths(TILING), default=0)
+    found = {name: evaluations.cell(name, length) for name in evaluations.count_models}
+    known = {name: cell for name, cell in found.items() if cell}
+    values = [f"{perplexity(cell.mean.value):.4f}" for cell in known.values()]
+    head = ["order", *(name.removeprefix(COUNT_MODEL) for name in known)]
+    return render(head, [["perplexity", *values]] if values else [])
 
 
-def commands(records: Records) -> str:
+def commands(records: Known) -> str:
     """How every run was called."""
     lines = []
     for name, record in records.items():
         note = f"   # {record['note']}" if "note" in record else ""
         lines.append(f"{record['command']}   # {name}, commit {record['commit']}{note}")
-    return "\n".join(["```", *lines, "```"])
+    return "\n".join(["```", *lines, "```"]) if lines else NOTHING
 
 
-def final_record(name: str, records: Records) -> Mapping[str, Any]:
-    """Of the run whose weights were evaluated; NETWORK@SEED is one of another seed."""
-    network, _, seed = name.partition("@")
+def final_record(study: Study, label: str, records: Known) -> Mapping[str, Any] | None:
+    """Of the run whose weights are called NETWORK or NETWORK@SEED.
+
+    None without one; of several rates that with the best validation.
+    """
+    wanted = (*study.split(label), FINAL)
     found = [
         record for record in records.values()
-        if (record["network"], record["stage"]) == (network, FINAL)
-        and (not seed or record["seed"] == int(seed))
+        if (record["network"], record["seed"], record["stage"]) == wanted
     ]  # fmt: skip
-    return found[0]
+    return min(found, key=lambda record: last_nll(record) or float("inf"), default=None)
 
 
-def grid_networks(study: Study, records: Records) -> list[str]:
-    """Networks with runs of the grid, in the order of the study."""
-    begun = {record["network"] for record in records.values() if record["stage"] == GRID}
-    return [name for name in study.content["networks"] if name in begun]
+def called(group: tuple[str, str]) -> str:
+    """What a class and its side are called."""
+    part, side = group
+    return part if part == side else f"{part} {side}"
 
 
-def end(record: Mapping[str, Any]) -> float:
-    """Validation perplexity at the last step."""
-    return perplexity(record["validation"][-1]["nll_nats"])
+def gain(row: Mapping[str, str]) -> Mean:
+    """What a carried state is worth, of a row of carried.csv; one region has no interval."""
+    value, low, high = (row[name] for name in ("gain_nats", "gain_low", "gain_high"))
+    return Mean(float(value), float(low) if low else None, float(high) if high else None)
 
 
 def render(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
+    """A table, or a sentence where it would be empty."""
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) if rows else NOTHING
 
 
-def _grid_names(study: Study, network: str) -> list[str]:
-    """Its runs, by rate."""
-    return [run.name for run in study.grid(network)]
-
-
-def _with_counts(study: Study, evaluations: Evaluations) -> list[str]:
+def _with_counts(evaluations: Evaluations) -> list[str]:
     """Networks, and the best table of counts."""
-    best = evaluations.count_model
-    return [*evaluations.networks(study.order), *([best] if best else [])]
+    best = evaluations.best_counts
+    return [*evaluations.networks, *([best] if best else [])]
+
+
+def _of_grid(study: Study, record: Mapping[str, Any], best: float | None) -> str:
+    """The end of a run of the grid; the best in bold, with a mark where better ones may lie."""
+    if record["diverged"] or last_nll(record) != best:
+        return _end(record)
+    return f"**{_end(record)}**{' (border)' if study.at_border(record['rate']) else ''}"
+
+
+def _end(record: Mapping[str, Any]) -> str:
+    """Validation perplexity at the last step."""
+    nll = last_nll(record)
+    return "diverged" if nll is None else f"{perplexity(nll):.4f}"
+
+
+def _speed(record: Mapping[str, Any]) -> str:
+    """Million bases per second of training."""
+    speed = record.get("median_bases_per_second")
+    return _number(speed and speed / 1e6, ".2f")
+
+
+def _number(value: float | None, digits: str) -> str:
+    """A number, or nothing where it was not measured."""
+    return "" if value is None else format(value, digits)
 
 
 def _interval(mean: Mean) -> str:
