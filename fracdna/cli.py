@@ -53,6 +53,12 @@ VERBS = {
         "fracdna embed checkpoint=runs/frac/checkpoints/best.ckpt genome=prepared/genome "
         "regions=peaks.bed output=embeddings.parquet",
     ),
+    "score": Verb(
+        "variants of a VCF: log-likelihood of ALT against REF, both strands, to Parquet and VCF",
+        "fracdna.scoring:run",
+        "fracdna score checkpoint=runs/frac/checkpoints/best.ckpt genome=prepared/genome "
+        "variants=calls.vcf.gz output=scores.parquet vcf=scored.vcf.gz",
+    ),
     "generate": Verb(
         "DNA continued by a model, base by base, in constant memory",
         "fracdna.generation:run",

@@ -9,10 +9,15 @@ from torch.nn.functional import rms_norm, silu, softplus
 from fracdna.mixers.mixer import Mixer, Shared, valid_positions
 from fracdna.mixers.positions import at_end
 from fracdna.mixers.rates import LEAST_RATE, RATES
-from fracdna.mixers.selective_rotary import selective_angles, turn_half
 from fracdna.mixers.time_steps import time_step_bias
-from fracdna.mixers.trapezoid import trapezoidal_attention
-from fracdna_kernels import exact_linear
+from fracdna.mixers.trapezoid import handed_on, trapezoidal_attention, with_last_pairs
+from fracdna_kernels import (
+    exact_linear,
+    gated_rms_norm,
+    gated_skip,
+    rotary_norm,
+    selective_angles,
+)
 from fracdna_kernels.shapes import sequence_of
 
 
@@ -174,43 +179,72 @@ class Mamba3(Mixer):
             # in no time a pad neither writes, nor decays, nor turns
             delta = torch.where(valid_positions(lengths, x.shape[1])[..., None], delta, 0.0)
         start, count = (None, None) if state is None else (state.angle, state.count)
-        angle = selective_angles(delta, speed, start, cu_seqlens)
+        angle = selective_angles(delta, speed, start=start)
         values, keys, queries = self.in_projection(x).split(
             [heads * self.value_width, self.rank * width, self.rank * width], dim=-1
         )
-        if cu_seqlens is not None:
-            # without a convolution nothing else silences positions outside the sequences
-            inside = sequence_of(cu_seqlens, x.shape[1]) < cu_seqlens.shape[0] - 1
-            values = torch.where(inside[:, None], values, 0.0)
-        values = values.unflatten(-1, (heads, 1, -1))
-        keys = self._turned(keys, self.key_norm_weight, self.key_bias, angle)
-        queries = self._turned(queries, self.query_norm_weight, self.query_bias, angle)
-        copies, memory, last = self._copies(values), None, None
-        if state is not None:
-            memory, last = state.memory, (state.keys, self._copies(state.values))
-        read, memory = trapezoidal_attention(
-            queries, keys, copies, self.log_decay(rates, delta, count, cu_seqlens),
-            phi * delta, (1 - phi) * delta,
-            memory=memory, last=last, cu_seqlens=cu_seqlens, form=self.form,
+        # dense once, where each pass of decay_attention would make a copy of its own
+        values = values.contiguous().unflatten(-1, (1, heads, -1))
+        copies = self._copies(values)
+        sequence = None if cu_seqlens is None else sequence_of(cu_seqlens, x.shape[1])
+        before = (1 - phi) * delta
+        later = handed_on(before, sequence)
+        weight = phi * delta + later
+        # the two published forms differ in which coordinates pair: neighbours without a rank
+        queries, keys, products = rotary_norm(
+            queries, keys, self.query_norm_weight, self.key_norm_weight, self.query_bias,
+            self.key_bias, angle, weight if state is None else None, neighbours=self.rank == 1,
         )  # fmt: skip
-        read = read + self.skip[:, None, None] * copies
-        if self.output_norm_weight is not None:
-            weight = self.output_norm_weight.view(heads, 1, -1)
-            read = rms_norm(read, (self.value_width,), eps=1e-5) * weight
-        gate = self.gate_projection(x).unflatten(-1, (heads, 1, -1))
-        if self.rank > 1:
-            output = (self.output_mix * read * silu(gate * self.gate_mix)).sum(-2)
-        else:
-            output = (read * silu(gate)).squeeze(-2)
-        return self.out_projection(output.flatten(2).to(x.dtype)), memory, keys, values, angle
+        memory, written = None, keys
+        if state is not None:
+            # the last keys are carried on as they are, without a weight
+            written = (keys * weight[:, :, None, :, None]).to(keys.dtype)
+            last = self._copies(state.values.transpose(1, 2)).transpose(1, 2)
+            memory = with_last_pairs(state.memory, state.keys, last, before)
+        read, own, memory = trapezoidal_attention(
+            queries, written, copies, self.log_decay(rates, delta, count, cu_seqlens),
+            products, weight, later, memory=memory, cu_seqlens=cu_seqlens, form=self.form,
+        )  # fmt: skip
+        alone = torch.eye(self.rank, dtype=own.dtype, device=x.device)
+        own = own + self.skip[:, None, None] * alone
+        if sequence is not None:
+            # without a convolution nothing else silences positions outside the sequences
+            inside = sequence < cu_seqlens.shape[0] - 1
+            own = torch.where(inside[:, None, None, None], own, 0.0)
+        output = self._gated(read, own, copies, self.gate_projection(x))
+        output = self.out_projection(output.to(x.dtype))
+        return output, memory, keys.transpose(2, 3), values.transpose(2, 3), angle
 
-    def _turned(self, x: Tensor, weight: Tensor, bias: Tensor, angle: Tensor) -> Tensor:
-        """Keys or queries of all heads, (batch, length, heads, rank, state width)."""
-        exact = x.to(angle.dtype).unflatten(-1, (1, self.rank, -1))
-        normed = rms_norm(exact, (self.state_width,), weight.to(angle.dtype), 1e-5) + bias
-        # the two published forms differ in which coordinates pair
-        return turn_half(normed, angle[..., None, :], neighbours=self.rank == 1).to(x.dtype)
+    def _gated(self, read: Tensor, own: Tensor, copies: Tensor, gate: Tensor) -> Tensor:
+        """Readings with a position's own part, normed if asked for, gated, summed over the rank.
+
+        Args:
+            read: (batch, length, rank, heads, value width).
+            own: (batch, length, heads, rank, rank), weights of the copies.
+            copies: like read.
+            gate: (batch, length, E), pre-activation.
+
+        Returns:
+            (batch, length, E).
+        """
+        weight = self.output_norm_weight
+        mixes = (self.gate_mix, self.output_mix) if self.rank > 1 else (None, None)
+        if weight is None:
+            return gated_skip(read, copies, own, gate, *mixes)
+        read, copies = read.transpose(2, 3), copies.transpose(2, 3)
+        if self.rank == 1:
+            read = (read + own * copies).to(read.dtype).flatten(2)
+            return gated_rms_norm(
+                read, gate, weight, order="norm_first", group_size=self.value_width, eps=1e-5
+            )
+        read = read + own.to(copies.dtype) @ copies
+        read = rms_norm(read, (self.value_width,), eps=1e-5) * weight.view(self.num_heads, 1, -1)
+        gate = silu(gate.unflatten(-1, (self.num_heads, 1, -1)) * self.gate_mix)
+        return (self.output_mix * read * gate).sum(-2).flatten(2)
 
     def _copies(self, values: Tensor) -> Tensor:
-        """The values that are written, (batch, ..., heads, rank, value width)."""
-        return (values * self.value_mix).to(values.dtype) if self.rank > 1 else values
+        """The values that are written, (batch, ..., rank, heads, value width)."""
+        if self.rank == 1:
+            return values
+        # a mix in the order of the values, or the product would not be in that order
+        return (values * self.value_mix.transpose(0, 1).contiguous()).to(values.dtype)

@@ -5,16 +5,20 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm, normalize
 
 from fracdna.mixers.low_rank import LowRank, rounded_rank
-from fracdna.mixers.mixer import Mixer, Shared, valid_positions
+from fracdna.mixers.mixer import Mixer, Shared
 from fracdna.mixers.positions import sequence_positions
 from fracdna.mixers.post import TaperedSpectrum, checked_length
 from fracdna.mixers.rwkv7_initial import InitialValues
-from fracdna.mixers.token_shift import token_shift
 from fracdna.model.layers import LayerNorm, linear
-from fracdna_kernels import dplr_delta_rule
+from fracdna_kernels import (
+    dplr_delta_rule,
+    dplr_gates,
+    gated_head_norm,
+    shifted_layer_norm,
+    squared_relu,
+)
 
 FIRST_VALUES = "rwkv7.first_values"
 NORM_EPS = 64e-5  # of the norm of each head's output
@@ -143,8 +147,7 @@ class RWKV7(Mixer):
         self, x: Tensor, *, cu_seqlens: Tensor | None = None, shared: Shared | None = None
     ) -> Tensor:
         """See Mixer.forward."""
-        positions = sequence_positions(x, cu_seqlens=cu_seqlens)
-        return self._mix(x, positions, (None, None, None), cu_seqlens, None, shared)[0]
+        return self._mix(x, None, cu_seqlens, None, shared)[0]
 
     def initial_state(self, batch: int) -> RWKV7State:
         """An empty memory, and zeros before the first position."""
@@ -163,8 +166,7 @@ class RWKV7(Mixer):
         shared: Shared | None = None,
     ) -> tuple[Tensor, RWKV7State]:
         """See Mixer.step."""
-        positions = sequence_positions(x, state.count)
-        output, *carried = self._mix(x, positions, state[:3], None, lengths, shared)
+        output, *carried = self._mix(x, state, None, lengths, shared)
         count = state.count + (x.shape[1] if lengths is None else lengths)
         return output, RWKV7State(*carried, count)
 
@@ -194,23 +196,25 @@ class RWKV7(Mixer):
     def _mix(
         self,
         x: Tensor,
-        positions: Tensor,
-        carried: tuple[Tensor | None, ...],
+        state: RWKV7State | None,
         cu_seqlens: Tensor | None,
         lengths: Tensor | None,
         shared: Shared | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Both mixes; what they add to the stream, the memory and both tokens."""
-        memory, time_token, channel_token = carried
+        memory, time_token, channel_token, count = (None,) * 4 if state is None else state
         stream = x if self.embedding_norm is None else self.embedding_norm(x)
-        normed = self.time_norm(stream)
-        previous, time_token = token_shift(normed, time_token, positions, lengths)
-        inputs = [torch.addcmul(normed, previous - normed, share) for share in self.time_shares]
-        mixed, memory = self._time_mix(inputs, positions, memory, cu_seqlens, lengths, shared)
-        normed = self.channel_norm(stream + mixed)
-        previous, channel_token = token_shift(normed, channel_token, positions, lengths)
-        inner = self.up_projection(torch.addcmul(normed, previous - normed, self.channel_share))
-        change = mixed + self.down_projection(torch.relu(inner).square())
+        *inputs, time_token = shifted_layer_norm(
+            stream, self.time_norm.weight, self.time_norm.bias, self.time_shares,
+            last=time_token, cu_seqlens=cu_seqlens, lengths=lengths, eps=self.time_norm.eps,
+        )  # fmt: skip
+        mixed, memory = self._time_mix(inputs, memory, count, cu_seqlens, lengths, shared)
+        shifted, channel_token = shifted_layer_norm(
+            stream, self.channel_norm.weight, self.channel_norm.bias, self.channel_share[None],
+            addend=mixed, last=channel_token, cu_seqlens=cu_seqlens, lengths=lengths,
+            eps=self.channel_norm.eps,
+        )  # fmt: skip
+        change = mixed + self.down_projection(squared_relu(self.up_projection(shifted)))
         if self.embedding_norm is not None:
             change = change + (stream - x)  # the block adds x, of which nothing is to be left
         return change, memory, time_token, channel_token
@@ -218,42 +222,43 @@ class RWKV7(Mixer):
     def _time_mix(
         self,
         inputs: list[Tensor],
-        positions: Tensor,
         memory: Tensor | None,
+        count: Tensor | None,
         cu_seqlens: Tensor | None,
         lengths: Tensor | None,
         shared: Shared | None,
     ) -> tuple[Tensor, Tensor]:
         """The memory; inputs are those of r, w, k, v, a and the gate."""
         of_r, of_w, of_k, of_v, of_a, of_gate = inputs
-        if not self.post_reset and cu_seqlens is not None:
-            positions = sequence_positions(of_w)  # of the taper alone
-        r, k = self.r_projection(of_r), self.k_projection(of_k)
-        v = self._with_first_values(self.v_projection(of_v), of_v, shared)
-        g, a = self.log_decay(self.decay(of_w), positions), torch.sigmoid(self.rate(of_a))
-        removal = normalize(self._heads(k * self.removal_scale), dim=-1)
-        k = k * (1 + (a - 1) * self.rate_scale)
-        if lengths is not None:
-            # a pad must neither write, nor remove, nor let the memory decay
-            valid = valid_positions(lengths, k.shape[1])[..., None]
-            k, a, g = (torch.where(valid, y, 0.0) for y in (k, a, g))
-        r, k, v, a, g = map(self._heads, (r, k, v, a, g))
-        output, memory = dplr_delta_rule(
-            r, k, v, -removal, removal * a, g,
-            initial_state=memory, cu_seqlens=cu_seqlens, form=self.form,
+        r = self.r_projection(of_r).unflatten(-1, (-1, self.head_width))
+        v = self.v_projection(of_v)
+        adjustment, bias = self.decay(of_w), None
+        if self.taper is None:
+            bias = self.decay_bias
+        else:
+            bounds = cu_seqlens if self.post_reset else None
+            positions = sequence_positions(of_w, count, bounds)
+            adjustment = self.taper(positions) + adjustment
+        first, share = self._first_values(v, of_v, shared)
+        k, v, a, b, g = dplr_gates(
+            self.k_projection(of_k), v, self.rate(of_a), adjustment,
+            self.removal_scale, self.rate_scale, decay_bias=bias, first_values=first,
+            share_logits=share, lengths=lengths, head_width=self.head_width,
         )  # fmt: skip
-        output = layer_norm(output, (self.head_width,), eps=NORM_EPS).flatten(2)
-        output = self.head_norm_weight * output + self.head_norm_bias
-        bonus = (r * k * self._heads(self.bonus)).sum(-1, keepdim=True) * v
-        return self.out_projection((output + bonus.flatten(2)) * self.gate(of_gate)), memory
+        output, memory = dplr_delta_rule(
+            r, k, v, a, b, g, initial_state=memory, cu_seqlens=cu_seqlens, form=self.form
+        )
+        output = gated_head_norm(
+            output, r, k, v, self.gate(of_gate),
+            self.head_norm_weight, self.head_norm_bias, self.bonus, eps=NORM_EPS,
+        )  # fmt: skip
+        return self.out_projection(output), memory
 
-    def _with_first_values(self, v: Tensor, of_v: Tensor, shared: Shared | None) -> Tensor:
-        """Values with a share of those of the first layer of this pass."""
+    def _first_values(
+        self, v: Tensor, of_v: Tensor, shared: Shared | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Values of the first layer of this pass and logits of their share; None in that layer."""
         first = v if shared is None else shared.setdefault(FIRST_VALUES, v)
         if self.value_share is None:
-            return v
-        return v + (first - v) * torch.sigmoid(self.value_share(of_v)).to(v.dtype)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """(..., d_model) to (..., heads, head width)."""
-        return x.unflatten(-1, (self.num_heads, self.head_width))
+            return None, None
+        return first, self.value_share(of_v)

@@ -1,7 +1,8 @@
 """Small inputs with awkward sizes, on which every operator is held against its reference form.
 
 B batch   T length   H heads   V value width   M modes   D channels   W filter width, S = W - 1
-N sequences   G channels of a group   O outputs   K key width
+N sequences   G channels of a group   O outputs   K key width   R rank   C = R K   P = K / 4 pairs
+E mixtures
 """
 
 import math
@@ -13,7 +14,7 @@ from torch import Tensor
 
 SIZES = {
     "B": 1, "T": 70, "H": 2, "V": 16, "M": 8, "D": 24, "W": 4, "S": 3, "N": 1, "G": 8, "O": 12,
-    "K": 16,
+    "K": 16, "R": 1, "C": 16, "P": 4, "E": 3,
 }  # fmt: skip
 JUMP = 1e4
 SLOWEST = 2.0**17
@@ -70,6 +71,10 @@ _FILTER_STATE = {"initial_state": "NDS"}
 _KEY_STATE = {"initial_state": "NHKV"}
 _KEY_DECAY = {"g": "BTHK"}
 _UNIT_KEYS = {"l2norm": True}  # longer ones make the memory grow
+_HEADS = {"H": 8, "V": 64, "D": 512}
+_MIXED_RANKS = {"gate_mix": "HRV", "output_mix": "HRV"}
+_TURNED = {"B": 2, "T": 1000, "H": 8, "K": 128, "C": 128, "P": 32}
+_MIXED_VALUES = {"first_values": "BTD", "share_logits": "BTD"}
 _SKIP = {"skip_values": "BTD", "skip_factor": "D"}
 
 OPERATORS = {
@@ -155,6 +160,38 @@ OPERATORS = {
         ),
         frozenset({"g", "initial_state"}),
     ),
+    "dplr_gates": Operator(
+        {
+            "k": "BTD",
+            "v": "BTD",
+            "rate_logits": "BTD",
+            "decay_logits": "BTD",
+            "removal_scale": "D",
+            "rate_scale": "D",
+        },
+        ("keys", "values", "a", "b", "g"),
+        (
+            Case("70 positions", axes=_MIXED_VALUES, options={"head_width": 8}),
+            Case("1 position, one head", _ALONE),
+            Case(
+                "heads of 7 channels, bias",
+                {"T": 63, "D": 21},
+                _MIXED_VALUES | {"decay_bias": "D"},
+                {"head_width": 7},
+            ),
+            *(
+                Case(
+                    f"heads of {width} channels",
+                    _PAIR | {"D": 4 * width, "T": 600},
+                    _MIXED_VALUES | {"decay_bias": "D"},
+                    {"head_width": width},
+                    compiled=True,
+                )
+                for width in (64, 128)
+            ),
+        ),
+        frozenset({"decay_logits", "removal_scale", "rate_scale", "decay_bias"}),
+    ),
     "exact_linear": Operator(
         {"x": "BTD", "weight": "OD", "bias": "O"},
         ("output",),
@@ -229,6 +266,27 @@ OPERATORS = {
         ),
         frozenset({"u", "initial_state", "log_tau"}),
     ),
+    "gated_head_norm": Operator(
+        {
+            "x": "BTHV",
+            "r": "BTHV",
+            "k": "BTHV",
+            "v": "BTHV",
+            "gate": "BTD",
+            "weight": "D",
+            "bias": "D",
+            "bonus": "D",
+        },
+        ("output",),
+        (
+            Case("70 positions", {"V": 12}),
+            Case("1 position", _ALONE | {"V": 12}),
+            Case("3 heads of 7 channels", {"T": 63, "H": 3, "V": 7, "D": 21}),
+            Case("4 heads of 64 channels", {"T": 600, "H": 4, "V": 64, "D": 256}, compiled=True),
+            Case("2 heads of 128 channels", {"T": 600, "V": 128, "D": 256}, compiled=True),
+        ),
+        frozenset({"weight", "bias", "bonus"}),
+    ),
     "gated_rms_norm": Operator(
         {"x": "BTD", "gate": "BTD", "weight": "D"},
         ("output",),
@@ -245,6 +303,79 @@ OPERATORS = {
             Case("2048 channels", _PAIR | {"D": 2048}, compiled=True),
         ),
     ),
+    "gated_skip": Operator(
+        {"x": "BTRHV", "values": "BTRHV", "factor": "BTHRR", "gate": "BTD"},
+        ("output",),
+        (
+            Case("70 positions", {"V": 12}),
+            Case("1 position", _ALONE | {"V": 12}),
+            Case("3 heads of 23 channels", {"T": 33, "H": 3, "V": 23, "D": 69}),
+            Case("rank 2, mixed", {"T": 33, "R": 2, "V": 12}, _MIXED_RANKS),
+            Case("8 heads of 64 channels", _PAIR | _HEADS, compiled=True),
+            Case("rank 4, mixed", _PAIR | _HEADS | {"R": 4}, _MIXED_RANKS, compiled=True),
+        ),
+        frozenset({"factor", "gate_mix", "output_mix"}),
+    ),
+    "rotary_norm": Operator(
+        {
+            "queries": "BTC",
+            "keys": "BTC",
+            "query_weight": "K",
+            "key_weight": "K",
+            "query_bias": "HRK",
+            "key_bias": "HRK",
+            "angle": "BTHP",
+            "key_factor": "BTH",
+        },
+        ("q", "k", "products"),
+        (
+            Case("70 positions"),
+            Case("1 position, no factor", _ALONE, options={"key_factor": None}),
+            Case("3 heads of 24 keys", {"T": 33, "H": 3, "K": 24, "C": 24, "P": 6}),
+            Case("rank 2, pairs apart", {"T": 33, "R": 2, "C": 32}, options={"neighbours": False}),
+            Case("8 heads of 128 keys", _TURNED, compiled=True),
+            Case(
+                "8 heads of 128 keys, rank 4",
+                _TURNED | {"R": 4, "C": 512},
+                options={"neighbours": False},
+                compiled=True,
+            ),
+        ),
+        frozenset({"query_weight", "key_weight", "query_bias", "key_bias", "angle", "key_factor"}),
+    ),
+    "selective_angles": Operator(
+        {"delta": "BTH", "speed": "BTP"},
+        ("angle",),
+        # so few angles that rounding moves none from half a turn to minus half a turn
+        (
+            Case("70 positions"),
+            Case("1 position", _ALONE, {"start": "BHP"}),
+            Case("6 pairs, from a start", {"T": 130, "P": 6, "B": 2}, {"start": "BHP"}),
+            Case("more chunks than are carried at once", {"T": 2200, "H": 1, "P": 2}),
+            Case("4 heads, 32 pairs", {"T": 100, "H": 4, "P": 32}, compiled=True),
+        ),
+        frozenset({"delta", "speed", "start"}),
+    ),
+    "shifted_layer_norm": Operator(
+        {"x": "BTD", "weight": "D", "bias": "D", "shares": "ED"},
+        ("first", "second", "third", "token"),
+        (
+            Case("70 positions"),
+            Case("1 position, continued", _ALONE, {"last": "BD"}),
+            Case("a sum, 70 channels", _PAIR | {"T": 63, "D": 70}, {"addend": "BTD"}),
+            Case("packed", bounds=_BOUNDS),
+            *(
+                Case(
+                    f"{width} channels",
+                    _PAIR | {"D": width, "T": 600},
+                    {"addend": "BTD", "last": "BD"},
+                    compiled=True,
+                )
+                for width in (256, 2048)
+            ),
+        ),
+        frozenset({"weight", "bias", "shares", "last"}),
+    ),
     "short_convolution": Operator(
         {"x": "BTD", "weight": "DW", "bias": "D"},
         ("output", "final_state"),
@@ -260,6 +391,16 @@ OPERATORS = {
             Case("packed", _PACKED, _FILTER_STATE, {"activation": "silu"}, _BOUNDS),
             Case("300 channels", _PAIR | {"D": 300}, options={"activation": "silu"}, compiled=True),
             Case("512 channels", _PAIR | {"D": 512}, options={"activation": "silu"}, compiled=True),
+        ),
+    ),
+    "squared_relu": Operator(
+        {"x": "BTD"},
+        ("output",),
+        (
+            Case("70 positions"),
+            Case("1 position", _ALONE),
+            Case("several blocks", {"T": 190}),
+            Case("1024 channels", _PAIR | {"D": 1024}, compiled=True),
         ),
     ),
 }

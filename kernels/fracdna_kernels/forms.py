@@ -76,3 +76,11 @@ def check_exact(**tensors: Tensor | None) -> None:
 def accumulator(values: Tensor) -> torch.dtype:
     """The dtype of states and sums: float64 for float64 inputs, else float32."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32
+
+
+def dtype_for_the_next_layer(x: Tensor) -> torch.dtype:
+    """What a linear map would compute in."""
+    device = x.device.type
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype

@@ -1,3 +1,4 @@
+import functools
 import math
 
 import post_loop
@@ -6,11 +7,14 @@ import torch
 from models import lively, model_config
 from numerics import relative_error
 
+from fracdna.mixers import rwkv7
 from fracdna.mixers.low_rank import rounded_rank
 from fracdna.mixers.rwkv7 import RWKV7
 from fracdna.model.checkpoint import build_model
 from fracdna.training.optimizer import parameter_groups
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FUSED = ("shifted_layer_norm", "dplr_gates", "gated_head_norm", "squared_relu")
 WIDTH, HEAD, LAYERS = 16, 8, 3
 POST = {"post": True, "post_length": 16}
 
@@ -308,6 +312,35 @@ def test_pads_neither_decay_nor_remove_nor_count():
     _, alone = layer.step(x[1:2, :4], type(before)(*(part[1:2] for part in before)))
     for one, other in zip(after, alone, strict=True):
         assert relative_error(one[1:2], other) < 1e-12
+
+
+def outcome(layer, x, start, **options):
+    """Outputs, state and gradients of one layer after another."""
+    shared, results = {}, []
+    leaves = [x.requires_grad_(), *layer.parameters()]
+    for _ in range(2):  # the second takes the first values of the first
+        x, state = layer.step(x, start, shared=shared, **options)
+        results += [x, *state]
+    total = sum(part.float().square().sum() for part in results)
+    return results + list(torch.autograd.grad(total, leaves))
+
+
+@pytest.mark.parametrize("options", [{}, POST], ids=["published", "post"])
+def test_fused_and_plain_operators_give_the_same_layer(options, monkeypatch):
+    """In float32: outputs, states and gradients of a continued, right-padded batch."""
+    layer = lively(RWKV7(WIDTH, head_width=HEAD, mlp_width=24, layer_index=1, **options))
+    layer, lengths = layer.to(DEVICE), torch.tensor([0, 5, 7], device=DEVICE)
+    prefix, x = torch.randn(2, 3, 7, WIDTH, device=DEVICE)
+    found = []
+    for form in ("triton", "reference"):
+        with monkeypatch.context() as patch:
+            for name in FUSED:
+                patch.setattr(rwkv7, name, functools.partial(getattr(rwkv7, name), form=form))
+            _, start = layer.step(prefix, layer.initial_state(3), lengths=lengths)
+            start = type(start)(*(part.detach() for part in start))
+            found.append(outcome(layer, x.clone(), start, lengths=lengths))
+    for mine, target in zip(*found, strict=True):
+        assert relative_error(mine, target) < 2e-5
 
 
 def test_a_head_width_that_does_not_divide_is_refused():

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fracdna_kernels.add_rms_norm.reference import add_rms_norm_reference
-from fracdna_kernels.forms import choose_form, without_autocast
+from fracdna_kernels.forms import choose_form, dtype_for_the_next_layer, without_autocast
 from fracdna_kernels.fused import lazily
 from fracdna_kernels.rows import rows_refusal
 from fracdna_kernels.shapes import check_shapes
@@ -46,14 +46,6 @@ def add_rms_norm(
     inputs = (x, weight) if residual is None else (x, weight, residual)
     refusal = rows_refusal(x.shape[-1], *inputs)
     chosen = choose_form(form, tuple(FORMS), x.shape[1], inputs, refusal=refusal)
-    dtype = out_dtype or _dtype_for_the_next_layer(x)
+    dtype = out_dtype or dtype_for_the_next_layer(x)
     with without_autocast(chosen, x):
         return FORMS[chosen](x, residual, weight, eps, dtype)
-
-
-def _dtype_for_the_next_layer(x: Tensor) -> torch.dtype:
-    """What a linear map would compute in."""
-    device = x.device.type
-    if x.dtype != torch.float64 and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return x.dtype

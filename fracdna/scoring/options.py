@@ -1,0 +1,53 @@
+"""How far windows reach around a variant, and the limits of one pass."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fracdna.devices import choose_precision
+from fracdna_prep.errors import InputError
+from fracdna_prep.option_checks import check_share
+
+
+@dataclass(frozen=True)
+class ScoringOptions:
+    """What a score is computed from.
+
+    Attributes:
+        left: bases of the reference strand before the variant.
+        right: bases of the reference strand behind it.
+        max_n_fraction: windows with a greater share of N are not scored.
+        batch_bases: most positions of one pass, padding and BOS included; windows of more are read
+            in segments that carry the state on. A model whose state grows reads a window at once.
+        precision: of the computation, "float32" or "bf16"; softmax and sums are float64 either way.
+    """
+
+    left: int = 8192
+    right: int = 1024
+    max_n_fraction: float = 1.0
+    batch_bases: int = 65_536
+    precision: str = "float32"
+
+    def check(self) -> None:
+        """Refuses values that no model could make good.
+
+        Raises:
+            InputError: names the option, its value and what it may be.
+        """
+        for name, least in (("left", 0), ("right", 0), ("batch_bases", 1)):
+            value = getattr(self, name)
+            if not _is_whole(value) or not least <= value < 2**31:
+                raise InputError(f"{name}={value}: it is a whole number of bases, at least {least}")
+        check_share("max_n_fraction", self.max_n_fraction)
+        choose_precision(self.precision)
+
+    def describe(self) -> str:
+        """The windows in one line."""
+        return f"{self.left:,} bases before and {self.right:,} behind each variant, both strands"
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a value is a whole number; a switch is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+DEFAULTS = ScoringOptions()
