@@ -2,8 +2,9 @@
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -76,6 +77,15 @@ def _settle(config: DictConfig) -> None:
         OmegaConf.update(config, name, config.data.length >= RECOMPUTED_FROM)
     elif OmegaConf.select(config, "model") is not None and not isinstance(chosen, bool):
         raise InputError(f"{name}={shown(chosen)}: choose auto, true or false")
+
+
+def options_of(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of all options in a plain configuration; a list is one value."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from options_of(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
 
 
 def describe(verb: str, overrides: Sequence[str] = ()) -> str:

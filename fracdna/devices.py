@@ -6,6 +6,9 @@ import torch
 
 from fracdna_prep.errors import InputError
 
+# positions of one forward pass: more fills a GPU; on a CPU it goes to the system, which clears new
+# memory for every pass
+AUTO_BATCH_BASES = {"cuda": 65_536, "cpu": 8_192}
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 

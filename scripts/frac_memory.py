@@ -20,9 +20,9 @@ import fracdna
 from fracdna.benchmarks.memory_use import frac_layers, measure_memory_use
 from fracdna.benchmarks.memory_use_figure import draw_memory_use
 from fracdna.benchmarks.memory_use_result import MemoryUse
-from fracdna.devices import choose_device, describe_device
+from fracdna.devices import AUTO_BATCH_BASES, choose_device, describe_device
 from fracdna.evaluation.regions import Regions, choose_regions, merged
-from fracdna.evaluation.run import AUTO_BATCH_BASES, run_name
+from fracdna.evaluation.run import run_name
 from fracdna.model.checkpoint import load_model, model_hash
 from fracdna.outcomes import NotFinite
 from fracdna.pictures import bases

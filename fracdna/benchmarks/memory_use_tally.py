@@ -1,13 +1,12 @@
 """Running sums over the gates of a FRAC layer, in memory that does not grow with what is read."""
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
+from fracdna.benchmarks.spectrum import settings
 from fracdna.mixers.frac import Frac
 
 REPEATS, UNIQUE = "repeats", "unique"
@@ -16,39 +15,6 @@ NO_GROUP = -1  # BOS, N and whatever else is no base
 QUANTITIES = ("delta", "alpha", "lam", "log10_u")
 LOGARITHMIC = ("delta", "lam")  # their bins are equal steps of the decimal logarithm
 BINS = 2048
-
-
-class Settings(NamedTuple):
-    """What the logits of a FRAC layer mean, (batch, length, heads) each."""
-
-    delta: Tensor  # step
-    alpha: Tensor  # fractional order; 1 where a layer has none
-    lam: Tensor  # relaxation strength
-
-    def log10_clock(self) -> Tensor:
-        """The decimal logarithm of u = Delta lam^(1/alpha)."""
-        return self.delta.log10() + self.lam.log10() / self.alpha
-
-
-def settings(mixer: Frac, dynamics: Tensor) -> Settings:
-    """Delta, alpha and lambda of every position and head, as frac_gates makes them.
-
-    Args:
-        mixer: the layer.
-        dynamics: (batch, length, 2 or 3 times heads), as Frac.gates takes it.
-    """
-    parts = dynamics.chunk(2 + mixer.has_alpha, dim=-1)
-    delta = softplus(parts[0] + mixer.dt_bias).clamp(*mixer.routing["delta_range"])
-    lam = _between(parts[-1], mixer.routing["lam_range"])
-    if not mixer.has_alpha:
-        return Settings(delta, torch.ones_like(lam), lam)
-    return Settings(delta, _between(parts[1], mixer.routing["alpha_range"]), lam)
-
-
-def _between(logits: Tensor, bounds: tuple[float, float]) -> Tensor:
-    """What a sigmoid makes of logits between two bounds."""
-    low, high = bounds
-    return low + (high - low) * torch.sigmoid(logits)
 
 
 def bin_bounds(mixer: Frac) -> np.ndarray:

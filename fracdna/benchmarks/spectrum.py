@@ -41,23 +41,44 @@ def fractional_orders(model: LanguageModel) -> list[Orders]:
     alpha is 1 where it is fixed. Inputs move all three within their bounds.
     """
     return [
-        Orders(number, *_settings(block.mixer))
+        Orders(number, *_at_zero(block.mixer))
         for number, block in enumerate(model.backbone.blocks, start=1)
         if isinstance(block.mixer, Frac)
     ]
 
 
-def _settings(mixer: Frac) -> tuple[Tensor, Tensor, Tensor]:
+def _at_zero(mixer: Frac) -> tuple[Tensor, Tensor, Tensor]:
     """alpha, lam and clock of each head, on the CPU."""
-    bias = mixer.dynamics.bias.detach().float().cpu()
-    parts = bias.chunk(2 + mixer.has_alpha)
-    alpha = torch.ones_like(parts[0])
-    if mixer.has_alpha:
-        alpha = _between(parts[1], mixer.routing["alpha_range"])
+    with torch.no_grad():
+        delta, alpha, lam = (x.float().cpu() for x in settings(mixer, mixer.dynamics.bias))
+    return alpha, lam, torch.exp(delta.log() + lam.log() / alpha)
+
+
+class Settings(NamedTuple):
+    """What the logits of a FRAC layer mean, (..., heads) each."""
+
+    delta: Tensor  # step
+    alpha: Tensor  # fractional order; 1 where a layer has none
+    lam: Tensor  # relaxation strength
+
+    def log10_clock(self) -> Tensor:
+        """The decimal logarithm of u = Delta lam^(1/alpha)."""
+        return self.delta.log10() + self.lam.log10() / self.alpha
+
+
+def settings(mixer: Frac, dynamics: Tensor) -> Settings:
+    """Delta, alpha and lambda of every position and head, as frac_gates makes them.
+
+    Args:
+        mixer: the layer.
+        dynamics: (..., 2 or 3 times heads), logits as Frac.gates takes them.
+    """
+    parts = dynamics.chunk(2 + mixer.has_alpha, dim=-1)
+    delta = softplus(parts[0] + mixer.dt_bias).clamp(*mixer.routing["delta_range"])
     lam = _between(parts[-1], mixer.routing["lam_range"])
-    steps = softplus(parts[0] + mixer.dt_bias.detach().float().cpu())
-    steps = steps.clamp(*mixer.routing["delta_range"])
-    return alpha, lam, torch.exp(steps.log() + lam.log() / alpha)
+    if not mixer.has_alpha:
+        return Settings(delta, torch.ones_like(lam), lam)
+    return Settings(delta, _between(parts[1], mixer.routing["alpha_range"]), lam)
 
 
 def _between(logits: Tensor, bounds: tuple[float, float]) -> Tensor:

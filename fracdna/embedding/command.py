@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from fracdna import __version__
 from fracdna.devices import choose_device
 from fracdna.embedding.options import EmbeddingOptions
 from fracdna.embedding.region_states import embed_regions
@@ -24,14 +23,14 @@ from fracdna.embedding.regions import (
     whole_records,
 )
 from fracdna.embedding.table import write_embeddings
-from fracdna.model.checkpoint import load_model, model_hash
+from fracdna.genome import open_genome
+from fracdna.model.checkpoint import load_model
 from fracdna.model.heads import LanguageModel
 from fracdna.outcomes import FINE, ROW_PROBLEMS, NotFinite
+from fracdna.provenance import provenance
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import check_writable, writing_refusals
 from fracdna_prep.genome import GenomeStore
-from fracdna_prep.prepare import SUMMARY_FILE, store_path
-from fracdna_prep.store_layout import RECORD_FILE
 
 _SHOWN = 10
 _FILLED_AT_ONCE = 1 << 22
@@ -137,29 +136,8 @@ def _open_regions(
         asked = whole_records(store)
     else:
         asked = read_regions(regions if isinstance(regions, list) else str(regions))
-        store = _open_genome(chosen["genome"], chosen["store"], progress)
+        store = open_genome(chosen["genome"], chosen["store"], progress)
     return store, place_regions(asked, store.contigs, chosen["rename"])
-
-
-def _open_genome(genome: str | None, folder: str | None, progress: bool) -> GenomeStore:
-    """A store, the store inside a prepared folder, or one built from a FASTA."""
-    if genome is None:
-        raise InputError(
-            "genome= is missing: name a genome store, a folder written by `fracdna prepare`, or a "
-            "FASTA together with store="
-        )
-    path = Path(genome)
-    if path.is_file():
-        if folder is None:
-            raise InputError(
-                f"genome={genome} is a file: add store=FOLDER, where its genome store is built "
-                "once and kept, or name a folder written by `fracdna prepare`"
-            )
-        return GenomeStore.build(path, folder, progress=progress)
-    if (path / SUMMARY_FILE).is_file():
-        return GenomeStore(store_path(path))
-    inside = path / "genome"
-    return GenomeStore(inside if (inside / RECORD_FILE).is_file() else path)
 
 
 def _metadata(
@@ -171,24 +149,12 @@ def _metadata(
 ) -> dict[str, Any]:
     """What the vectors are, in plain values."""
     options_used = asdict(options)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    mixers = [block.mixer for block in model.backbone.blocks]
-    # a mixer without operators of several forms is plain PyTorch
-    forms = {type(mixer).__name__: getattr(mixer, "form", "torch") for mixer in mixers}
     return {
         "format": "fracdna embeddings 1",
-        "version": __version__,
-        "torch": torch.__version__,
-        "checkpoint": str(chosen["checkpoint"]),
-        "model_hash": model_hash(model),
-        "model": model.config,
-        "genome": [source.name for source in store.record.sources],
-        "genome_checksum": store.checksum,
+        **provenance(model, chosen["checkpoint"], store, device),
         "regions": chosen["regions"],
         "rename": chosen["rename"],
         "compute_dtype": options_used.pop("precision"),
-        "device": name,
-        "kernel_form": forms,
         **options_used,
     }
 

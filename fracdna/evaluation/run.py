@@ -12,7 +12,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 import fracdna
-from fracdna.devices import choose_device, choose_precision, describe_device
+from fracdna.devices import (
+    AUTO_BATCH_BASES,
+    choose_device,
+    choose_precision,
+    describe_device,
+)
 from fracdna.evaluation.cells import CellFolder
 from fracdna.evaluation.classes import BaseClasses, ClassBed, divide, read_classes
 from fracdna.evaluation.length_curve import count_training_bases, score_counts, score_network
@@ -32,10 +37,6 @@ from fracdna_prep.genome import GenomeStore
 from fracdna_prep.interval import Interval
 from fracdna_prep.prepare import read_intervals_table, store_path
 from fracdna_prep.progress import progress_bar
-
-# more fills a GPU; on a CPU it goes to the system, which clears new memory for every pass
-AUTO_BATCH_BASES = {"cuda": 65_536, "cpu": 8_192}
-
 
 # files of an evaluation's folder; the first says that the others are whole
 WRITTEN = (

@@ -138,7 +138,8 @@ def make_tables(
     """
     best = best_count_model(plan, scores)
     rows = [row for model in scores for row in _rows(model, plan, classes, scores[model])]
-    rows += _uniform_rows([row for row in rows if row.model == next(iter(scores))])
+    first = next(iter(scores))  # all are of the same bases
+    rows += _uniform_rows([row for row in rows if row.model == first])
     known = {name: reset for name, reset in resets.items() if reset and CARRIED in plan.curves}
     return Tables(
         networks=tuple(networks),

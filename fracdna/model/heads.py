@@ -23,7 +23,7 @@ class LanguageModel(nn.Module):
 
     def forward(self, ids: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
         """(batch, length) ids to (batch, length, rows) logits; see Backbone.forward."""
-        return self._logits(self.backbone(ids, cu_seqlens=cu_seqlens))
+        return self.logits(self.backbone(ids, cu_seqlens=cu_seqlens))
 
     def initial_state(self, batch: int) -> list[Any]:
         """An empty state for every layer."""
@@ -34,8 +34,8 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, list[Any]]:
         """Logits of a continuation and the new state; see Backbone.step."""
         hidden, state = self.backbone.step(ids, state, lengths=lengths)
-        return self._logits(hidden), state
+        return self.logits(hidden), state
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """The tied head."""
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The tied head: (..., d_model) hidden states of the backbone to (..., rows) logits."""
         return linear(hidden, self.backbone.embedding.weight)

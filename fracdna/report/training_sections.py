@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
+from fracdna.configuration import options_of
 from fracdna.report.axes import Axis, short
 from fracdna.report.charts import Chart, Curve, colour_of
 from fracdna.report.elements import element, printable
@@ -130,7 +131,7 @@ class TrainingSections:
 
     def _options(self) -> Table:
         """Options in which the runs differ, or all of the only one."""
-        leaves = [dict(_leaves(run.config)) for run in self.runs]
+        leaves = [dict(options_of(run.config)) for run in self.runs]
         names = dict.fromkeys(name for options in leaves for name in options)
         several = len(self.runs) > 1
         rows = []
@@ -144,7 +145,7 @@ class TrainingSections:
     def _configurations(self) -> Iterator[Block]:
         """Everything that was set."""
         for run in self.runs:
-            lines = [f"{name} = {value}" for name, value in _leaves(run.config)]
+            lines = [f"{name} = {value}" for name, value in options_of(run.config)]
             yield element(
                 "details",
                 element("summary", f"All options of {run.name}"),
@@ -201,12 +202,3 @@ def _speed(run: TrainingRun) -> list[Any]:
         number(round(max(rates))), fixed(last.seconds / 3600, 3), number(last.bases),
         fixed(statistics.mean(waits), 3) if waits else None,
     ]  # fmt: skip
-
-
-def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values."""
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from fracdna import __version__
-from fracdna.devices import choose_device
-from fracdna.model.checkpoint import load_model, model_hash
+from fracdna.devices import AUTO_BATCH_BASES, choose_device
+from fracdna.genome import open_genome
+from fracdna.model.checkpoint import load_model
 from fracdna.model.heads import LanguageModel
 from fracdna.outcomes import FINE, ROW_PROBLEMS, NotFinite
+from fracdna.provenance import provenance
 from fracdna.scoring.alleles import STATUSES, Alleles, judge_alleles
 from fracdna.scoring.block_run import BlockRun
-from fracdna.scoring.genome import open_genome
 from fracdna.scoring.options import ScoringOptions
 from fracdna.scoring.output import Results, write_table, write_vcf
 from fracdna.scoring.reference import ReferenceCheck, check_reference
@@ -33,8 +33,6 @@ from fracdna_prep.wording import counted
 
 FORMAT = "fracdna scores 1"
 _SHOWN = 10
-# a CPU spends its time on clearing memory with more
-_BATCH_BASES = {"cuda": 65_536, "cpu": 8_192}
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def _open(chosen: dict[str, Any]) -> _Job:
     """Check options, then open genome and variants, then the checkpoint."""
     device = choose_device(chosen["device"], chosen["precision"])
     if chosen["batch_bases"] == "auto":
-        chosen["batch_bases"] = _BATCH_BASES[device.type]
+        chosen["batch_bases"] = AUTO_BATCH_BASES[device.type]
     options = ScoringOptions(**{name: chosen[name] for name in asdict(ScoringOptions())})
     options.check()
     check_choice("missing_contigs", chosen["missing_contigs"], ("refuse", "skip"))
@@ -215,19 +213,9 @@ def _metadata(
 ) -> dict[str, Any]:
     """What the scores are, in plain values."""
     options_used = asdict(options)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    mixers = [block.mixer for block in model.backbone.blocks]
-    # a mixer without operators of several forms is plain PyTorch
-    forms = {type(mixer).__name__: getattr(mixer, "form", "torch") for mixer in mixers}
     return {
         "format": FORMAT,
-        "version": __version__,
-        "torch": torch.__version__,
-        "checkpoint": chosen["checkpoint"],
-        "model_hash": model_hash(model),
-        "model": model.config,
-        "genome": [source.name for source in inputs.store.record.sources],
-        "genome_checksum": inputs.store.checksum,
+        **provenance(model, chosen["checkpoint"], inputs.store, device),
         "variants": inputs.source,
         "variants_sha256": inputs.sha256,
         "saturation": chosen["saturation"],
@@ -239,8 +227,6 @@ def _metadata(
             **{f"matched_at_{o:+d}": n for o, n in inputs.check.matched.items()},
         },
         "compute_dtype": options_used.pop("precision"),
-        "device": name,
-        "kernel_form": forms,
         **options_used,
     }
 

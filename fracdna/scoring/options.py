@@ -1,11 +1,12 @@
 """How far windows reach around a variant, and the limits of one pass."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from fracdna.devices import choose_precision
 from fracdna_prep.errors import InputError
-from fracdna_prep.option_checks import check_share
+from fracdna_prep.option_checks import check_share, check_whole_number
+
+_MOST = 2**31  # no window or pass has so many bases
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,15 @@ class ScoringOptions:
         """
         for name, least in (("left", 0), ("right", 0), ("batch_bases", 1)):
             value = getattr(self, name)
-            if not _is_whole(value) or not least <= value < 2**31:
-                raise InputError(f"{name}={value}: it is a whole number of bases, at least {least}")
+            check_whole_number(name, value, least)
+            if value >= _MOST:
+                raise InputError(f"{name}={value}: give a whole number below {_MOST:,}")
         check_share("max_n_fraction", self.max_n_fraction)
         choose_precision(self.precision)
 
     def describe(self) -> str:
         """The windows in one line."""
         return f"{self.left:,} bases before and {self.right:,} behind each variant, both strands"
-
-
-def _is_whole(value: Any) -> bool:
-    """Whether a value is a whole number; a switch is none."""
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 DEFAULTS = ScoringOptions()

@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -81,7 +82,7 @@ class Results:
     values: np.ndarray
     windows: np.ndarray
 
-    @property
+    @cached_property
     def scored(self) -> np.ndarray:
         """(rows,) bool."""
         return np.isin(self.alleles.statuses, SCORED)
@@ -91,7 +92,7 @@ class Results:
         ref, alt = (self.column(f"logp_{allele}_{strand}") for allele in ("ref", "alt"))
         return np.where(self.scored, alt - ref, np.nan)
 
-    @property
+    @cached_property
     def mean_score(self) -> np.ndarray:
         """(rows,) float64, mean of both strands."""
         return (self.score("forward") + self.score("reverse")) / 2

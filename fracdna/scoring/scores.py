@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, linear
+from torch.nn.functional import cosine_similarity
 
 from fracdna.data.objectives import IGNORED, next_base
 from fracdna.devices import choose_precision
@@ -203,7 +203,7 @@ class SiteScorer:
         sums = _Sums(pairs, once, distances=not batch[0].reverse, device=self._device)
         for start, end, hidden, _ in self._pieces(tokens[:, once:], state):
             read = torch.from_numpy(tokens[:, once + start : once + end + 1])
-            sums.add(hidden, self._logits(hidden), read, start)
+            sums.add(hidden, self._model.logits(hidden), read, start)
         self.advance(sum(task.rest * len(task.windows) for task in batch))
         where = [pair.result for pair in pairs]
         results[where, _STRANDS[batch[0].reverse]] = sums.likelihoods()
@@ -230,10 +230,6 @@ class SiteScorer:
             ids = torch.from_numpy(tokens[:, start : start + piece]).to(self._device)
             hidden, state = self._model.backbone.step(ids, state)
             yield start, start + ids.shape[1], hidden, state
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """The tied head, on hidden states that are needed themselves."""
-        return linear(hidden, self._model.backbone.embedding.weight)
 
     def _check(self, sites: Sequence[Site], results: np.ndarray) -> None:
         """Refuses results that are no numbers where there should be some."""

@@ -29,9 +29,9 @@ def padded_size(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def dense(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The same without gaps: kernels step through memory by sizes alone."""
-    return tuple(x.contiguous() for x in tensors)
+def dense(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The same without gaps, where there is one: kernels step through memory by sizes alone."""
+    return tuple(None if x is None else x.contiguous() for x in tensors)
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Any
 from length_study.plan import Run, Study
 from omegaconf import OmegaConf
 
-from fracdna.configuration import compose_configuration
+from fracdna.configuration import compose_configuration, options_of
 from fracdna.training.curve import read_curve
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import atomic_file
@@ -130,13 +130,4 @@ def _beside(words: Sequence[str]) -> set[str]:
 def _composed(words: Sequence[str]) -> dict[str, Any]:
     """Values by dotted name."""
     plain = OmegaConf.to_container(compose_configuration("train", words), resolve=True)
-    return dict(_leaves(plain))
-
-
-def _leaves(value: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    """Names and values of all that is no group."""
-    found = []
-    for key, part in value.items():
-        name = f"{above}{key}"
-        found += _leaves(part, f"{name}.") if isinstance(part, dict) else [(name, part)]
-    return found
+    return dict(options_of(plain))

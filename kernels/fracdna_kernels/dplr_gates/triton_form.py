@@ -23,7 +23,7 @@ from fracdna_kernels.triton_rows import (
     summed,
     wide_tile,
 )
-from fracdna_kernels.triton_support import ceil_div, on_device_of, types
+from fracdna_kernels.triton_support import ceil_div, dense, on_device_of, types
 
 
 def dplr_gates_triton(
@@ -60,11 +60,6 @@ def _placed(streams: tuple[Tensor | None, ...]) -> tuple[list[Tensor | None], li
     return [*rows], [*strides]
 
 
-def _plain(*tensors: Tensor | None) -> list[Tensor | None]:
-    """The tensors in the order of memory."""
-    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
-
-
 @operator("dplr_gates")
 def _gates(
     k: Tensor,
@@ -92,7 +87,7 @@ def _gates(
         rows, strides = _placed(streams)
         with on_device_of(k):
             gates_forward[(programs,)](
-                *rows, *_plain(removal_scale, rate_scale, decay_bias, lengths), *outputs,
+                *rows, *dense(removal_scale, rate_scale, decay_bias, lengths), *outputs,
                 batch * length, length, *strides, **constants, **tile,
             )  # fmt: skip
     return outputs
@@ -151,8 +146,8 @@ def _backward(
         rows, strides = _placed(streams)
         with on_device_of(k):
             gates_backward[(programs * heads,)](
-                *_plain(d_keys, d_values, d_a, d_b, d_g), *rows,
-                *_plain(removal_scale, rate_scale, decay_bias, lengths), *gradients, parts,
+                *dense(d_keys, d_values, d_a, d_b, d_g), *rows,
+                *dense(removal_scale, rate_scale, decay_bias, lengths), *gradients, parts,
                 batch * length, length, each, *strides, **constants, **tile,
             )  # fmt: skip
     return (*gradients, summed(parts))
@@ -187,9 +182,9 @@ def _streams(
 ) -> list[Tensor]:
     """Gradients of what belongs to positions before they are computed."""
     wanted = (k, None if first is None else v, rate, decay, first, share)
-    dense = torch.contiguous_format
+    packed = torch.contiguous_format
     return [
-        k.new_empty(0) if x is None else torch.empty_like(x, memory_format=dense) for x in wanted
+        k.new_empty(0) if x is None else torch.empty_like(x, memory_format=packed) for x in wanted
     ]
 
 

@@ -26,7 +26,7 @@ from fracdna_kernels.triton_rows import (
     summed,
     wide_tile,
 )
-from fracdna_kernels.triton_support import ceil_div, on_device_of, types
+from fracdna_kernels.triton_support import ceil_div, dense, on_device_of, types
 
 
 def gated_head_norm_triton(
@@ -206,10 +206,9 @@ def _norm(
     programs = ceil_div(count, tile["ROWS"]) * constants["HEADS"]
     if programs:
         streams, strides = zip(*map(rows_of, (x, r, k, v, gate)), strict=True)
-        parameters = (y.contiguous() for y in (weight, bias, bonus))
         with on_device_of(x):
             _forward_kernel[(programs,)](
-                *streams, *parameters, output, count, *strides, **constants, **tile
+                *streams, *dense(weight, bias, bonus), output, count, *strides, **constants, **tile
             )
     return output
 
@@ -247,17 +246,16 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, r, k, v and gate, and sums (3, D) for weight, bias and bonus."""
     given = (x, r, k, v, gate)
-    gradients = [torch.empty_like(y, memory_format=torch.contiguous_format) for y in given]
+    gradients = _streams(*given)
     tile, constants = looped_tile(head_width), _constants(x, head_width, eps)
     count, heads = x.shape[0] * x.shape[1], constants["HEADS"]
     programs, each = share_tiles(ceil_div(count, tile["ROWS"]), heads)
     parts = partial_sums(3, programs, x.shape[-1], like=x)
     if programs:
         streams, strides = zip(*map(rows_of, (d_output, *given)), strict=True)
-        parameters = (y.contiguous() for y in (weight, bias, bonus))
         with on_device_of(x):
             _backward_kernel[(programs * heads,)](
-                *streams, *parameters, *gradients, parts, count, each, *strides,
+                *streams, *dense(weight, bias, bonus), *gradients, parts, count, each, *strides,
                 **constants, **tile,
             )  # fmt: skip
     return (*gradients, summed(parts))
@@ -278,9 +276,12 @@ def _gradients(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients before they are computed."""
-    dense = torch.contiguous_format
-    gradients = [torch.empty_like(y, memory_format=dense) for y in (x, r, k, v, gate)]
-    return (*gradients, x.new_empty(3, x.shape[-1], dtype=accumulator(x)))
+    return *_streams(x, r, k, v, gate), x.new_empty(3, x.shape[-1], dtype=accumulator(x))
+
+
+def _streams(*inputs: Tensor) -> list[Tensor]:
+    """Gradients of what belongs to positions before they are computed."""
+    return [torch.empty_like(y, memory_format=torch.contiguous_format) for y in inputs]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -59,11 +59,6 @@ def _launch(x: Tensor) -> tuple[int, int, dict[str, Any]]:
     return ceil_div(count, constants["POSITIONS"]), count, constants
 
 
-def _optional(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Without gaps in memory."""
-    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
-
-
 @operator("gated_skip")
 def _skip(
     x: Tensor,
@@ -80,7 +75,7 @@ def _skip(
         gate, gate_stride = rows_of(gate)
         with on_device_of(x):
             skip_forward[(programs,)](
-                *dense(x, values, factor), gate, *_optional(gate_mix, output_mix), output,
+                *dense(x, values, factor), gate, *dense(gate_mix, output_mix), output,
                 count, gate_stride, **constants,
             )  # fmt: skip
     return output
@@ -118,7 +113,7 @@ def _backward(
         gate, gate_stride = rows_of(gate)
         with on_device_of(x):
             skip_backward[(programs,)](
-                *dense(d_output, x, values, factor), gate, *_optional(gate_mix, output_mix),
+                *dense(d_output, x, values, factor), gate, *dense(gate_mix, output_mix),
                 *gradients, parts if mixed else None, count, gate_stride, **constants,
             )  # fmt: skip
     return (*gradients, summed(parts))

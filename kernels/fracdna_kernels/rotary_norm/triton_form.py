@@ -86,9 +86,8 @@ def _placed(
 ) -> tuple[list[Any], list[int]]:
     """The inputs as kernels take them, and the strides between rows of queries and of keys."""
     (queries, query_stride), (keys, key_stride) = rows_of(queries), rows_of(keys)
-    rest = dense(query_weight, key_weight, query_bias, key_bias, angle)
-    factor = None if key_factor is None else key_factor.contiguous()
-    return [queries, keys, *rest, factor], [query_stride, key_stride]
+    rest = dense(query_weight, key_weight, query_bias, key_bias, angle, key_factor)
+    return [queries, keys, *rest], [query_stride, key_stride]
 
 
 @operator("rotary_norm")

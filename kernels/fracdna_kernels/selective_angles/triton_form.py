@@ -23,7 +23,7 @@ from fracdna_kernels.selective_angles.triton_kernels import (
     totals_forward,
 )
 from fracdna_kernels.triton_rows import rows_of
-from fracdna_kernels.triton_support import ceil_div, on_device_of, padded_size, types
+from fracdna_kernels.triton_support import ceil_div, dense, on_device_of, padded_size, types
 
 ELEMENTS = 2048  # of a tile of positions and pairs: 16 for each of 128 threads, in float64
 LONGEST = 64  # positions of a chunk
@@ -82,7 +82,7 @@ def _angles(delta: Tensor, speed: Tensor, start: Tensor | None) -> Tensor:
     own = _chosen(sizes, "H", "P", "CHUNK", "PAIRS", "ACC")
     (delta, *strides), (speed, speed_stride) = rows_of(delta), rows_of(speed)
     strides.append(speed_stride)
-    start = None if start is None else start.contiguous()
+    (start,) = dense(start)
     carried = None
     with on_device_of(delta):
         if chunks > 1:

@@ -27,7 +27,7 @@ from fracdna_kernels.triton_rows import (
     summed,
     wide_tile,
 )
-from fracdna_kernels.triton_support import ceil_div, on_device_of, types
+from fracdna_kernels.triton_support import ceil_div, dense, on_device_of, types
 
 Mixtures = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -56,11 +56,6 @@ def _backward_tile(width: int) -> dict[str, int]:
     return tile | {"STAGES": 2 if tile["WIDTH"] <= 1024 else 1}
 
 
-def _plain(*tensors: Tensor | None) -> list[Tensor | None]:
-    """The tensors in the order of memory."""
-    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
-
-
 @operator("shifted_layer_norm")
 def _norm(
     x: Tensor,
@@ -84,7 +79,7 @@ def _norm(
         addend, addend_stride = optional_rows(addend)
         with on_device_of(x):
             forward_kernel[(programs,)](
-                x, addend, *_plain(weight, bias, shares, last, starts, lengths),
+                x, addend, *dense(weight, bias, shares, last, starts, lengths),
                 *_given(mixtures, shares), token, batch * length, length,
                 x_stride, addend_stride, COUNT=len(shares), D=width, EPS=eps,
                 ACC=types(token.dtype)["ACC"], **tile,
@@ -157,8 +152,8 @@ def _backward(
         addend, addend_stride = optional_rows(addend)
         with on_device_of(x):
             backward_kernel[(programs,)](
-                *_plain(*incoming, d_token), x, addend,
-                *_plain(weight, bias, shares, last, starts, lengths),
+                *dense(*incoming, d_token), x, addend,
+                *dense(weight, bias, shares, last, starts, lengths),
                 d_x, d_addend, d_last, parts, batch * length, length, each,
                 x_stride, addend_stride, COUNT=len(shares), D=width, EPS=eps,
                 ACC=types(parts.dtype)["ACC"], **tile,
@@ -196,9 +191,9 @@ def _streams(
     x: Tensor, addend: Tensor | None, last: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, addend and last (empty without) before they are computed."""
-    dense = torch.contiguous_format
+    packed = torch.contiguous_format
     d_x, d_addend, d_last = (
-        x.new_empty(0) if y is None else torch.empty_like(y, memory_format=dense)
+        x.new_empty(0) if y is None else torch.empty_like(y, memory_format=packed)
         for y in (x, addend, last)
     )
     return d_x, d_addend, d_last
