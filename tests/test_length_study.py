@@ -40,7 +40,7 @@ TINY = {
         "experiment": "dna_tiny", "data.length": 64, "data.bases_per_step": 128,
         "data.validation_bases": 128, "model.num_layers": 1,
     },
-    "rates": [0.01, DIVERGES],
+    "rates": [0.01, DIVERGES], "further_rates": [],
     "stages": {
         "grid": {"steps": 2, "validate_every": 2}, "final": {"steps": 4, "validate_every": 2},
     },
@@ -125,15 +125,31 @@ def test_the_best_rate_is_that_of_the_lowest_validation():
     study = SHIPPED
     records = graded(study, "gdn", 1.3, 1.1, None)
     assert study.best_rate("gdn", records) == 0.002
-    assert not study.at_border(0.002)
-    assert study.at_border(0.001)
-    assert study.at_border(0.004)
+    assert not study.at_border("gdn", 0.002, records)
+    assert study.at_border("gdn", 0.001, records)
+    assert study.at_border("gdn", 0.004, records)
     assert study.runs(study.task("gdn:final:9"), records) == [study.run("gdn", "final", 0.002, 9)]
     records.pop("gdn-grid-0.004-2222")
     assert study.best_rate("gdn", records) is None
     assert study.runs(study.task("gdn:final"), records) == []
     with pytest.raises(InputError, match="gdn diverged at all rates"):
         study.best_rate("gdn", graded(study, "gdn", None, None, None))
+
+
+def test_a_further_rate_counts_where_it_was_tried():
+    """It is never required, may be the best, and moves the border."""
+    study = SHIPPED
+    assert [run.rate for run in study.grid("gdn")] == [0.001, 0.002, 0.004]
+    records = graded(study, "gdn", 1.1, 1.2, 1.3)
+    assert study.best_rate("gdn", records) == 0.001
+    worse = records | record(study, "gdn", "grid", 0.0005, 1.15)
+    assert study.best_rate("gdn", worse) == 0.001
+    assert not study.at_border("gdn", 0.001, worse)
+    better = records | record(study, "gdn", "grid", 0.0005, 1.05)
+    assert study.best_rate("gdn", better) == 0.0005
+    assert study.at_border("gdn", 0.0005, better)
+    names = [run.name for run in study.runs(study.task("gdn:grid:5e-4"), records)]
+    assert names == ["gdn-grid-0.0005-2222"]
 
 
 def test_a_task_may_be_one_point_of_the_grid():
@@ -148,7 +164,7 @@ def test_a_task_may_be_one_point_of_the_grid():
         ("lstm:grid", "networks are frac, frac_zoh"),
         ("frac", "a task is NETWORK:grid"),
         ("frac:long", "a task is NETWORK:grid"),
-        ("frac:grid:0.003", "has the rates 0.001, 0.002, 0.004"),
+        ("frac:grid:0.003", "has the rates 0.00025, 0.0005, 0.001, 0.002, 0.004"),
         ("frac:final:one", "one is no number"),
         ("frac:final:1:2", "1:2 is no number"),
     ],
@@ -510,8 +526,8 @@ def test_the_table_of_rates_marks_the_best_and_the_border():
     records |= record(SHIPPED, "frac_h8", "grid", 0.001)
     _, _, *rows = tables.rates(SHIPPED, records).splitlines()
     assert rows == [
-        f"| `frac` | {np.exp(1.3):.4f} | **{np.exp(1.1):.4f}** | diverged |",
-        f"| `gdn` | **{np.exp(1.0):.4f}** (border) | {np.exp(1.1):.4f} | {np.exp(1.2):.4f} |",
+        f"| `frac` |  |  | {np.exp(1.3):.4f} | **{np.exp(1.1):.4f}** | diverged |",
+        f"| `gdn` |  |  | **{np.exp(1.0):.4f}** (border) | {np.exp(1.1):.4f} | {np.exp(1.2):.4f} |",
     ]
 
 

@@ -246,8 +246,7 @@ def draw_rates(path: Path, study: Study, records: Known) -> None:
     )  # fmt: skip
     drawn = {}
     for name in study.order:
-        found = {run.rate: records.get(run.name) for run in study.grid(name)}
-        ends = {rate: last_nll(record) for rate, record in found.items() if record}
+        ends = {rate: last_nll(record) for rate, record in study.graded(name, records).items()}
         points = {rate: perplexity(nll) for rate, nll in ends.items() if nll is not None}
         if ends:
             gone = [f"{rate:g}" for rate in ends if rate not in points]
@@ -255,7 +254,7 @@ def draw_rates(path: Path, study: Study, records: Known) -> None:
             style = {"marker": "o", "ms": 4, "lw": 1.5, "color": color(study, name)}
             (drawn[told],) = axes.plot([*points], [*points.values()], **style)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(study.rates, [f"{rate:g}" for rate in study.rates])
+    axes.set_xticks(study.points, [f"{rate:g}" for rate in study.points])
     axes.set_xticks([], minor=True)
     legend_beside(axes, drawn)
     save(figure, path)

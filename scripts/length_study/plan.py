@@ -13,8 +13,8 @@ from fracdna_prep.errors import InputError
 GRID, FINAL = "grid", "final"
 FORMS = "NETWORK:grid, NETWORK:grid:RATE, NETWORK:final or NETWORK:final:SEED"
 KEYS = {
-    "common", "rates", "stages", "first_seed", "validation", "test", "width", "lengths_of_classes",
-    "order", "ablation_rate", "networks",
+    "common", "rates", "further_rates", "stages", "first_seed", "validation", "test", "width",
+    "lengths_of_classes", "order", "ablation_rate", "networks",
 }  # fmt: skip
 
 Known = Mapping[str, Mapping[str, Any]]  # records by name of the run
@@ -88,6 +88,8 @@ class Study:
         if missing:
             raise InputError(f"{path} lacks {', '.join(missing)}")
         self.rates: list[float] = [float(rate) for rate in self.content["rates"]]
+        further = [float(rate) for rate in self.content["further_rates"]]
+        self.points: list[float] = sorted({*self.rates, *further})
         self.order: list[str] = list(self.content["order"])
         self.first_seed: int = self.content["first_seed"]
         self.length: int = self.content["common"]["data.length"]
@@ -127,8 +129,13 @@ class Study:
         )
 
     def grid(self, network: str) -> list[Run]:
-        """Its runs that choose a learning rate."""
+        """Its runs without which no learning rate is chosen."""
         return [self.run(network, GRID, rate) for rate in self.rates]
+
+    def graded(self, network: str, records: Known) -> dict[float, Mapping[str, Any]]:
+        """What is recorded at every rate of its grid, further rates too, lowest first."""
+        runs = [self.run(network, GRID, rate) for rate in self.points]
+        return {run.rate: records[run.name] for run in runs if run.name in records}
 
     def run(self, network: str, stage: str, rate: float, seed: int | None = None) -> Run:
         """One run; seed None is the first."""
@@ -170,18 +177,18 @@ class Study:
         Raises:
             InputError: every run of the grid diverged.
         """
-        runs = self.grid(network)
-        if any(run.name not in records for run in runs):
+        if any(run.name not in records for run in self.grid(network)):
             return None
-        ends = {run.rate: last_nll(records[run.name]) for run in runs}
+        ends = {rate: last_nll(record) for rate, record in self.graded(network, records).items()}
         known = {rate: nll for rate, nll in ends.items() if nll is not None}
         if not known:
             raise InputError(f"{network} diverged at all rates of the grid: add lower ones")
         return min(known, key=lambda rate: known[rate])
 
-    def at_border(self, rate: float) -> bool:
-        """Whether a better rate may lie outside of the grid."""
-        return rate in (min(self.rates), max(self.rates))
+    def at_border(self, network: str, rate: float, records: Known) -> bool:
+        """Whether a better rate may lie beyond those that were tried."""
+        tried = self.graded(network, records)
+        return rate in (min(tried), max(tried))
 
     def task(self, text: str) -> Task:
         """A task of the command line.
@@ -198,15 +205,17 @@ class Study:
             value = None if not point else float(point) if stage == GRID else int(point)
         except ValueError as error:
             raise InputError(f"{text}: {point} is no number; a task is {FORMS}") from error
-        if stage == GRID and value is not None and value not in self.rates:
-            rates = ", ".join(f"{rate:g}" for rate in self.rates)
+        if stage == GRID and value is not None and value not in self.points:
+            rates = ", ".join(f"{rate:g}" for rate in self.points)
             raise InputError(f"{text}: the grid of the study has the rates {rates}")
         return Task(text, network, stage, value)
 
     def runs(self, task: Task, records: Known) -> list[Run]:
         """Runs of a task, those with a record too; empty while the rate of a final run is open."""
+        if task.stage == GRID and task.point is not None:
+            return [self.run(task.network, GRID, task.point)]
         if task.stage == GRID:
-            return [run for run in self.grid(task.network) if task.point in (None, run.rate)]
+            return self.grid(task.network)
         rate = self.best_rate(task.network, records)
         return [] if rate is None else [self.run(task.network, FINAL, rate, task.point)]
 

@@ -105,16 +105,23 @@ def classes(evaluations: Evaluations) -> str:
 
 
 def rates(study: Study, records: Known) -> str:
-    """Validation perplexity at the end of every run of the grid; the best of each in bold."""
+    """Validation perplexity at the end of every run of the grid.
+
+    The best of each network is bold, with a mark where better ones may lie beyond.
+    """
     rows = []
     for name in study.order:
-        found = [records.get(run.name) for run in study.grid(name)]
-        known = [nll for nll in (record and last_nll(record) for record in found) if nll]
+        found = study.graded(name, records)
+        known = [nll for nll in map(last_nll, found.values()) if nll is not None]
         best = min(known, default=None)
-        shown = [_of_grid(study, record, best) if record else "" for record in found]
-        if any(shown):
-            rows.append([f"`{name}`", *shown])
-    return render(["network", *(f"{rate:g}" for rate in study.rates)], rows)
+        shown = {rate: _end(record) for rate, record in found.items()}
+        for rate, record in found.items():
+            if best is not None and last_nll(record) == best:
+                border = " (border)" if study.at_border(name, rate, records) else ""
+                shown[rate] = f"**{_end(record)}**{border}"
+        if shown:
+            rows.append([f"`{name}`", *(shown.get(rate, "") for rate in study.points)])
+    return render(["network", *(f"{rate:g}" for rate in study.points)], rows)
 
 
 def ablation(study: Study, records: Known) -> str:
@@ -192,13 +199,6 @@ def _with_counts(evaluations: Evaluations) -> list[str]:
     """Networks, and the best table of counts."""
     best = evaluations.best_counts
     return [*evaluations.networks, *([best] if best else [])]
-
-
-def _of_grid(study: Study, record: Mapping[str, Any], best: float | None) -> str:
-    """The end of a run of the grid; the best in bold, with a mark where better ones may lie."""
-    if record["diverged"] or last_nll(record) != best:
-        return _end(record)
-    return f"**{_end(record)}**{' (border)' if study.at_border(record['rate']) else ''}"
 
 
 def _end(record: Mapping[str, Any]) -> str:
