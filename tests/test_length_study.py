@@ -437,7 +437,10 @@ def test_without_counts_and_records_the_page_has_what_there_is(evaluated, tmp_pa
     assert "| all | 1,536 | " in text
     drawn = {path.name for path in results.glob("*.png")}
     assert {"perplexity.png", "fixed.png", "classes.png", "gains.png"} <= drawn
-    assert "without a place there: ablation, commands, fixed, perplexity" in capsys.readouterr().out
+    assert (
+        "without a place there: ablation, close, commands, fixed, perplexity"
+        in capsys.readouterr().out
+    )
 
 
 def test_other_weights_by_the_same_name_are_refused(evaluated, tiny, tmp_path):
@@ -526,19 +529,26 @@ def test_the_table_of_rates_marks_the_best_and_the_border():
     records |= record(SHIPPED, "frac_h8", "grid", 0.001)
     _, _, *rows = tables.rates(SHIPPED, records).splitlines()
     assert rows == [
-        f"| `frac` |  |  | {np.exp(1.3):.4f} | **{np.exp(1.1):.4f}** | diverged |",
-        f"| `gdn` |  |  | **{np.exp(1.0):.4f}** (border) | {np.exp(1.1):.4f} | {np.exp(1.2):.4f} |",
+        f"| `frac` | {np.exp(1.3):.4f} | **{np.exp(1.1):.4f}** | diverged |",
+        f"| `gdn` | **{np.exp(1.0):.4f}** (border) | {np.exp(1.1):.4f} | {np.exp(1.2):.4f} |",
     ]
+    records |= record(SHIPPED, "gdn", "grid", 0.0005, 1.05)
+    head, _, frac, gdn = tables.rates(SHIPPED, records).splitlines()
+    assert head == "| network | 0.0005 | 0.001 | 0.002 | 0.004 |"
+    assert frac.startswith(f"| `frac` |  | {np.exp(1.3):.4f} |")
+    assert f"| **{np.exp(1.0):.4f}** |" in gdn
 
 
 def test_the_table_of_the_ablation_stands_variants_beside_the_first():
     records = record(SHIPPED, "frac", "grid", 0.001, 1.1)
     records |= record(SHIPPED, "frac_h8", "grid", 0.001, 1.0975)
     records |= record(SHIPPED, "frac_m32", "grid", 0.001, diverged=True)
+    records |= record(SHIPPED, "frac_tau8k", "grid", 0.001, 1.1)
     records |= record(SHIPPED, "frac_routes", "grid", 0.002)
     _, _, *rows = tables.ablation(SHIPPED, records).splitlines()
     assert rows == [
         f"| `frac` |  | {np.exp(1.1):.4f} |  | 2.00 |",
+        f"| `frac_tau8k` | `model.mixer.tau_range=[1,8192]` | {np.exp(1.1):.4f} | +0.00 | 2.00 |",
         "| `frac_h8` | `model.mixer.num_heads=8`, `model.num_layers=13` | "
         f"{np.exp(1.0975):.4f} | -2.50 | 2.00 |",
         "| `frac_m32` | `model.mixer.num_modes=32`, `model.num_layers=13` | diverged |  | 2.00 |",
@@ -568,6 +578,21 @@ def known(tmp_path):
             for group in (("all", "all"), ("exons", "inside")):
                 known.cells[Key(name, "tiling", *group, length)] = cell
     return known
+
+
+def test_close_pairs_are_those_that_are_close_at_the_training_length(known):
+    """Whatever they are elsewhere; the first of the study has its own table."""
+    assert tables.close_pairs(SHIPPED, known) == tables.NOTHING
+    for name in ("gdn", "mamba2"):
+        for length, nats in {8192: 1.299, 65536: 1.31}.items():
+            cell = Cell(np.array([nats, nats]), np.array([1, 1]))
+            known.cells[Key(name, "tiling", "all", "all", length)] = cell
+            known.facts["models"][name] = {"parameters": 1, "state_scalars": 1}
+    _, _, *rows = tables.close_pairs(SHIPPED, known).splitlines()
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| `mamba2` less `gdn`", "| `hyena` less `gdn`", "| `hyena` less `mamba2`",
+    ]  # fmt: skip
+    assert rows[1].split(" | ")[1:] == ["", "+1.00 [+1.00, +1.00]", "-10.00 [-10.00, -10.00] |"]
 
 
 def test_a_network_has_one_color_in_all_pictures(known, tmp_path, monkeypatch):

@@ -254,7 +254,8 @@ def draw_rates(path: Path, study: Study, records: Known) -> None:
             style = {"marker": "o", "ms": 4, "lw": 1.5, "color": color(study, name)}
             (drawn[told],) = axes.plot([*points], [*points.values()], **style)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(study.points, [f"{rate:g}" for rate in study.points])
+    tried = study.tried(records)
+    axes.set_xticks(tried, [f"{rate:g}" for rate in tried])
     axes.set_xticks([], minor=True)
     legend_beside(axes, drawn)
     save(figure, path)

@@ -143,7 +143,7 @@ class Study:
         of_network, steps = self.content["networks"][network], self.content["stages"][stage]
         chosen = self.content["common"] | of_network["options"] | steps
         chosen |= {"optimizer.lr": rate, "seed": seed}
-        options = tuple(f"{key}={_word(value)}" for key, value in chosen.items())
+        options = tuple(f"{key}={word(value)}" for key, value in chosen.items())
         bases = self.bases(stage)
         return Run(network, stage, rate, seed, options, bases, bases / of_network["speed"] / 1e6)
 
@@ -170,6 +170,10 @@ class Study:
         network, seed = self.split(label)
         ranked = [*self.order, *self.variants]
         return ranked.index(network), seed != self.first_seed, seed
+
+    def tried(self, records: Known) -> list[float]:
+        """All rates that a network of the order has a record of."""
+        return sorted({rate for name in self.order for rate in self.graded(name, records)})
 
     def best_rate(self, network: str, records: Known) -> float | None:
         """The rate with the lowest validation when the grid has ended; None before.
@@ -242,6 +246,6 @@ def last_nll(record: Mapping[str, Any]) -> float | None:
     return None if record["diverged"] else float(record["validation"][-1]["nll_nats"])
 
 
-def _word(value: Any) -> str:
+def word(value: Any) -> str:
     """A value as the command line has it."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -1,10 +1,11 @@
 """The tables of the study, as text with | between columns."""
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from length_study.evaluations import Evaluations
-from length_study.plan import FINAL, GRID, Known, Study, last_nll
+from length_study.plan import FINAL, GRID, Known, Study, last_nll, word
 
 from fracdna.evaluation.likelihood import perplexity
 from fracdna.evaluation.plan import FIXED, TILING
@@ -12,6 +13,7 @@ from fracdna.evaluation.statistics import Mean
 from fracdna.evaluation.tables import COUNT_MODEL
 
 NOTHING = "Nothing yet."
+CLOSE = 0.003  # nats per base
 
 
 def all_tables(study: Study, records: Known, evaluations: Evaluations) -> dict[str, str]:
@@ -20,6 +22,7 @@ def all_tables(study: Study, records: Known, evaluations: Evaluations) -> dict[s
         "networks": networks(study, records, evaluations),
         "perplexity": by_length(evaluations, TILING),
         "differences": differences(study, evaluations),
+        "close": close_pairs(study, evaluations),
         "fixed": by_length(evaluations, FIXED),
         "carried": carried(study, evaluations),
         "classes": classes(evaluations),
@@ -71,6 +74,19 @@ def differences(study: Study, evaluations: Evaluations) -> str:
     return render([f"network less `{study.first}`", *(f"{n:,}" for n in lengths)], rows)
 
 
+def close_pairs(study: Study, evaluations: Evaluations) -> str:
+    """As differences, of networks other than the first that are close at the training length."""
+    lengths, rows = evaluations.lengths(TILING), []
+    others = [name for name in evaluations.networks if name != study.first]
+    for name, other in combinations(others, 2):
+        found = [evaluations.difference(other, name, n) for n in lengths]
+        trained = evaluations.difference(other, name, study.length)
+        if trained and abs(trained.value) < CLOSE:
+            values = [_thousandths(mean) if mean else "" for mean in found]
+            rows.append([f"`{other}` less `{name}`", *values])
+    return render(["pair", *(f"{n:,}" for n in lengths)], rows)
+
+
 def carried(study: Study, evaluations: Evaluations) -> str:
     """What the state is worth beyond the training length, in thousandths of a nat."""
     last: dict[tuple[str, int], Mapping[str, Any]] = {}
@@ -109,7 +125,7 @@ def rates(study: Study, records: Known) -> str:
 
     The best of each network is bold, with a mark where better ones may lie beyond.
     """
-    rows = []
+    rows, tried = [], study.tried(records)
     for name in study.order:
         found = study.graded(name, records)
         known = [nll for nll in map(last_nll, found.values()) if nll is not None]
@@ -120,23 +136,24 @@ def rates(study: Study, records: Known) -> str:
                 border = " (border)" if study.at_border(name, rate, records) else ""
                 shown[rate] = f"**{_end(record)}**{border}"
         if shown:
-            rows.append([f"`{name}`", *(shown.get(rate, "") for rate in study.points)])
-    return render(["network", *(f"{rate:g}" for rate in study.points)], rows)
+            rows.append([f"`{name}`", *(shown.get(rate, "") for rate in tried)])
+    return render(["network", *(f"{rate:g}" for rate in tried)], rows)
 
 
 def ablation(study: Study, records: Known) -> str:
     """Networks that are no part of the order beside the first, at one rate of the grid."""
     first, rows = records.get(study.run(study.first, GRID, study.ablation_rate).name), []
     base = None if first is None else last_nll(first)
-    common = study.content["networks"][study.first]["options"].items()
+    common = study.content["networks"][study.first]["options"]
     for name in (study.first, *study.variants):
         record = records.get(study.run(name, GRID, study.ablation_rate).name)
         if record is None:
             continue
         nll = last_nll(record)
         less = "" if None in (nll, base) or name == study.first else f"{1000 * (nll - base):+.2f}"
-        own = dict(study.content["networks"][name]["options"].items() - common)
-        changed = ", ".join(f"`{key.lstrip('+')}={value}`" for key, value in sorted(own.items()))
+        options = study.content["networks"][name]["options"]
+        own = {key: value for key, value in options.items() if common.get(key) != value}
+        changed = ", ".join(f"`{key.lstrip('+')}={word(own[key])}`" for key in sorted(own))
         rows.append([f"`{name}`", changed, _end(record), less, _speed(record)])
     head = [
         f"rate {study.ablation_rate:g}", "options", "validation perplexity",
