@@ -53,9 +53,11 @@ def compression_of(path: Path | str) -> Compression:
     """How a file is packed, from its first bytes; a truncated bgzip file is refused.
 
     Raises:
-        InputError: another kind of archive, a truncated bgzip file, or an unreadable file.
+        InputError: another kind of archive, a truncated bgzip file, a pipe, or an unreadable file.
     """
     with reading_refusals(path), Path(path).open("rb") as file:
+        if not file.seekable():
+            raise InputError(f"{path} is a pipe, and is read more than once: write it to a file")
         head = file.read(18)
         for magic, what in _FOREIGN.items():
             if head.startswith(magic):

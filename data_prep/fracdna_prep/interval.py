@@ -6,6 +6,8 @@ from fracdna_prep.errors import InputError
 
 # The name is greedy, so that names with colons (HLA*01:01) are read from the right.
 _REGION = re.compile(r"(.+):([\d,]+)-([\d,]+)(?::([+-])|\(([+-])\))?")
+# more of them are no integer of 64 bits
+_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +57,17 @@ class Interval:
             strand: the strand of a region that names none.
 
         Raises:
-            InputError: not a region, position 0, or an end before the start.
+            InputError: not a region, position 0, an end before the start, or a number that no
+                contig has.
         """
         match = _REGION.fullmatch(text.strip())
         if match is None:
             raise InputError(f"{text!r} is not a region such as chr1:1-2,000")
         name, first, last, *strands = match.groups()
-        start, end = (int(number.replace(",", "") or 0) for number in (first, last))
+        digits = [number.replace(",", "") for number in (first, last)]
+        if max(map(len, digits)) > _MOST_DIGITS:
+            raise InputError(f"{text[:40]!r}...: no contig has such a region")
+        start, end = (int(number or 0) for number in digits)
         if not 1 <= start <= end:
             raise InputError(f"{text!r}: a region counts from 1 and ends at or after its start")
         return cls(name, start - 1, end, next((found for found in strands if found), strand))

@@ -1,5 +1,7 @@
 """`fracdna score`: variants of a genome to a Parquet file of log-likelihood ratios, and a VCF."""
 
+import contextlib
+import glob
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,8 +26,9 @@ from fracdna.scoring.saturation import draw_map, every_substitution, place_regio
 from fracdna.scoring.scores import Values
 from fracdna.scoring.variants import Record, read_vcf
 from fracdna.scoring.windows import Site
+from fracdna_prep.compression import reading_refusals
 from fracdna_prep.errors import InputError
-from fracdna_prep.files import check_writable, exclusive_lock, sha256_file
+from fracdna_prep.files import check_writable, exclusive_lock, remove_leftovers, sha256_file
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.names import match_names, require_names, resolve_names
 from fracdna_prep.option_checks import check_choice
@@ -85,7 +88,11 @@ def run(config: DictConfig) -> int:
     """
     chosen = OmegaConf.to_container(config, resolve=True)
     job = _open(chosen)
-    with exclusive_lock(job.output.with_name(f".{job.output.name}.lock"), wait=False):
+    with contextlib.ExitStack() as locks:
+        for path in filter(None, (job.output, job.vcf)):
+            hidden = path.with_name(f".{path.name}.lock")
+            locks.enter_context(exclusive_lock(hidden, wait=False))
+            remove_leftovers(path.parent, glob.escape(path.name))
         work = _plan(job)
         _announce(job, work.finished)
         started = time.perf_counter()
@@ -238,6 +245,8 @@ def _plan(job: _Job) -> BlockRun:
     identity = {name: value for name, value in job.metadata.items() if name not in places}
     if job.inputs.sha256 is None:
         identity["region"] = job.inputs.source
+    # rename= may name a file, which may say something else by now
+    identity["contigs"] = dict(job.inputs.alleles.contigs)
     path = job.output.with_name(f".{job.output.name}.unfinished")
     return BlockRun(job.model, job.inputs.store, job.inputs.alleles, job.options, path, identity)
 
@@ -280,10 +289,11 @@ def _write(job: _Job, results: Results, chosen: dict[str, Any]) -> None:
     about = job.metadata
     if job.vcf is not None:
         told = (
-            f'<Version="{about["version"]}",ModelHash={about["model_hash"]},'
+            f'<ID=LLR,Version="{about["version"]}",ModelHash={about["model_hash"]},'
             f"GenomeChecksum={about['genome_checksum']},Left={about['left']},"
             f"Right={about['right']},Precision={about['compute_dtype']}>"
         )
+        _check_unchanged(job)
         write_vcf(job.vcf, Path(chosen["variants"]), results, told)
     if chosen["saturation"]:
         alleles = results.alleles
@@ -291,6 +301,21 @@ def _write(job: _Job, results: Results, chosen: dict[str, Any]) -> None:
         title = f"Every substitution in {job.inputs.source}, model {about['model_hash'][:12]}"
         draw_map(_picture(job), alleles.records, alts, results.mean_score, title)
     write_table(job.output, results, about)
+
+
+def _check_unchanged(job: _Job) -> None:
+    """The VCF is read again to be written with the scores: it must be the one that has them.
+
+    Raises:
+        InputError: it is another one by now.
+    """
+    source = job.inputs.source
+    with reading_refusals(source):
+        if sha256_file(source) != job.inputs.sha256:
+            raise InputError(
+                f"{source} was changed while it was scored: nothing is written, give the same "
+                "command again to score what it holds now"
+            )
 
 
 def _picture(job: _Job) -> Path:

@@ -16,7 +16,7 @@ from Bio.bgzf import BgzfWriter
 from fracdna.scoring.alleles import SCORED, STATUSES, Alleles
 from fracdna.scoring.reference import ReferenceCheck
 from fracdna.scoring.scores import Values
-from fracdna.scoring.variants import vcf_lines
+from fracdna.scoring.variants import COLUMNS_LINE, vcf_lines
 from fracdna_prep.compression import open_unpacked
 from fracdna_prep.files import atomic_file
 from fracdna_prep.tables import Column
@@ -222,7 +222,7 @@ def _header(line: bytes, about: str) -> bytes:
     own = (b"##INFO=<ID=" + _PREFIX.encode(), b"##" + _PREFIX.lower().encode() + b"score=")
     if line.startswith(own):
         return b""
-    if line.startswith(b"##"):
+    if not line.startswith(COLUMNS_LINE):
         return line + b"\n"
     described = [
         f'##INFO=<ID={_PREFIX}{name},Number=A,Type={kind},Description="{says}">\n'
@@ -265,7 +265,9 @@ def _values(fields: list[tuple[bytes, list[str]]], rows: slice) -> list[bytes]:
 def _info(before: bytes, values: list[bytes]) -> bytes:
     """INFO with the fields at its end, those of an earlier scoring taken out."""
     own = _PREFIX.encode()
-    kept = [part for part in before.split(b";") if part != b"." and not part.startswith(own)]
+    # a part between two ";" may be empty: the file need not be strict, what is written is
+    parts = [part for part in before.split(b";") if part not in (b"", b".")]
+    kept = [part for part in parts if not part.startswith(own)]
     return b";".join([*kept, *values]) or b"."
 
 

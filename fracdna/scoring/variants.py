@@ -9,9 +9,11 @@ from fracdna_prep.compression import open_unpacked
 from fracdna_prep.errors import InputError
 from fracdna_prep.wording import counted
 
-_COLUMNS = b"#CHROM\tPOS\tID\tREF\tALT"
+COLUMNS_LINE = b"#CHROM\tPOS\tID\tREF\tALT"
 # CHROM, POS, ID, REF, ALT, QUAL, FILTER, INFO: a record has at least these
 _FIXED = 8
+# digits of a POS: what has more is no place on any contig, and no integer of 64 bits
+_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ def vcf_lines(path: Path | str, file: BinaryIO) -> Iterator[tuple[int, bytes | l
         a ninth, all that follows them.
 
     Raises:
-        InputError: a record before the line with the column names, or with too few columns; a BCF.
+        InputError: a record before the line with the column names, or with too few columns; a
+            second such line; a BCF.
     """
     named = False
     for number, line in enumerate(file, 1):
@@ -69,7 +72,12 @@ def vcf_lines(path: Path | str, file: BinaryIO) -> Iterator[tuple[int, bytes | l
             raise InputError(f"{path} is a BCF: write it as VCF with `bcftools view -O z`")
         text = line.rstrip(b"\r\n")
         if text.startswith(b"#"):
-            named |= text.startswith(_COLUMNS)
+            if named and text.startswith(COLUMNS_LINE):
+                raise InputError(
+                    f"{path}:{number}: a second line #CHROM POS ID REF ALT ...: this is several "
+                    "VCFs in one file, join them with `bcftools concat`"
+                )
+            named |= text.startswith(COLUMNS_LINE)
             yield number, text
         elif text.strip():
             if not named:
@@ -77,15 +85,20 @@ def vcf_lines(path: Path | str, file: BinaryIO) -> Iterator[tuple[int, bytes | l
                     f"{path}:{number}: no VCF: a record stands before the line #CHROM POS ID REF "
                     "ALT ..., with tabs between the names"
                 )
-            fields = text.split(b"\t", _FIXED)
-            if len(fields) < _FIXED:
-                raise InputError(
-                    f"{path}:{number}: {counted(len(fields), 'column')}, and a record of a VCF has "
-                    f"at least {_FIXED}, with tabs between them"
-                )
-            yield number, fields
+            yield number, _columns(path, number, text)
     if not named:
         raise InputError(f"{path}: no VCF: it has no line #CHROM POS ID REF ALT ...")
+
+
+def _columns(path: Path | str, number: int, text: bytes) -> list[bytes]:
+    """The columns of a record; all behind the fixed ones are the last."""
+    fields = text.split(b"\t", _FIXED)
+    if len(fields) < _FIXED:
+        raise InputError(
+            f"{path}:{number}: {counted(len(fields), 'column')}, and a record of a VCF has at "
+            f"least {_FIXED}, with tabs between them"
+        )
+    return fields
 
 
 def _parse(path: Path | str, number: int, fields: list[bytes]) -> Record:
@@ -95,6 +108,8 @@ def _parse(path: Path | str, number: int, fields: list[bytes]) -> Record:
     )
     if not (position.isascii() and position.isdigit()):
         raise InputError(f"{path}:{number}: POS {position!r} is no whole number")
+    if len(position) > _MOST_DIGITS:
+        raise InputError(f"{path}:{number}: POS {position[:_MOST_DIGITS]}... is on no contig")
     if not contig or not ref or not all(alts.split(",")):
         raise InputError(f"{path}:{number}: CHROM, REF or an allele of ALT is empty")
     return Record(contig, int(position) - 1, identifier, ref, tuple(alts.split(",")), number)

@@ -1,4 +1,5 @@
 import gzip
+import os
 
 import pytest
 
@@ -112,6 +113,16 @@ def test_a_missing_bed_is_refused(tmp_path):
     """Like every other missing file."""
     with pytest.raises(InputError, match="no such file"):
         read_bed(tmp_path / "none.bed")
+
+
+def test_a_pipe_is_refused():
+    """As `<(zcat rows.bed.gz)` makes one: files are read more than once."""
+    reading, writing = os.pipe()
+    os.write(writing, b"chr1\t0\t5\n")
+    os.close(writing)
+    with pytest.raises(InputError, match=f"/dev/fd/{reading} is a pipe.*write it to a file"):
+        read_bed(f"/dev/fd/{reading}")
+    os.close(reading)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):

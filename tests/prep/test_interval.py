@@ -44,7 +44,18 @@ def test_a_region_may_name_its_strand(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["chr1", "chr1:5", ":1-5", "c:0-5", "c:9-5", "c:-5-9", "c:,-5", ""]
+    "text",
+    [
+        "chr1",
+        "chr1:5",
+        ":1-5",
+        "c:0-5",
+        "c:9-5",
+        "c:-5-9",
+        "c:,-5",
+        "",
+        pytest.param("c:1-" + "9" * 5000, id="5000 digits"),
+    ],
 )
 def test_what_is_no_region_is_refused(text):
     """The message shows the text."""

@@ -15,6 +15,7 @@ from fracdna.model.checkpoint import model_hash
 from fracdna.scoring import SiteScorer
 from fracdna.scoring.output import COLUMNS, INFO_FIELDS
 from fracdna_prep.compression import Compression, compression_of
+from fracdna_prep.files import exclusive_lock
 
 SCORES = ("score", "score_forward", "score_reverse", "embedding_l2", "embedding_cosine")
 
@@ -174,6 +175,68 @@ def test_the_vcf_keeps_everything_and_gains_the_fields(name, score, read, write_
     assert about == found
 
 
+def test_a_vcf_that_is_not_strict_becomes_a_strict_one(score, letters, tmp_path):
+    """Fields described once, ahead of the columns, by an ID; no part of INFO is empty (VCF 4.3)."""
+    rows = [
+        f"{contig}\t{position}\t.\t{ref}\t{alt}\t.\t.\t{info}"
+        for (contig, position, ref, alt), info in zip(
+            snvs(letters, 5), ("", ";", "AF=1;", ";;DB", "."), strict=True
+        )
+    ]
+    head = ["##fileformat=VCFv4.3", "#a remark", "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"]
+    path = tmp_path / "in.vcf"
+    path.write_text("\n".join([*head, *rows[:2], "#another remark", *rows[2:]]) + "\n")
+    assert score(f"variants={path}", f"vcf={tmp_path / 'out.vcf'}") == 0
+    lines = (tmp_path / "out.vcf").read_text().splitlines()
+    columns = lines.index(head[-1])
+    described = [i for i, line in enumerate(lines) if line.startswith("##INFO=<ID=FRACDNA_")]
+    assert described == list(range(2, 2 + len(INFO_FIELDS)))
+    assert [i for i, line in enumerate(lines) if line.startswith("##fracdna_score=<ID=")] == [
+        columns - 1
+    ]
+    infos = [line.split("\t")[7] for line in lines[columns + 1 :] if not line.startswith("#")]
+    assert [info.partition("FRACDNA")[0] for info in infos] == ["", "", "AF=1;", "DB;", ""]
+    assert all(all(info.split(";")) for info in infos)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_vcf_that_changes_meanwhile_is_not_written(gone, score, write_vcf, letters, monkeypatch,
+                                                     tmp_path, capsys):  # fmt: skip
+    """Its records would get the scores of others: exit 2, and nothing is written."""
+    path, plain = write_vcf(snvs(letters, 4)), SiteScorer.values
+
+    def changed(self, sites):
+        path.unlink()
+        if not gone:
+            write_vcf(snvs(letters, 4, start=30))
+        return plain(self, sites)
+
+    monkeypatch.setattr(SiteScorer, "values", changed)
+    assert score(f"variants={path}", f"vcf={tmp_path / 'out.vcf'}") == 2
+    assert ("no such file" if gone else "was changed while it was scored") in (
+        capsys.readouterr().err
+    )
+    assert not {"out.vcf", "out.parquet"} & set(files(tmp_path))
+
+
+def test_what_a_killed_writer_left_is_removed(score, write_vcf, letters, tmp_path):
+    """Temporary files of this output and VCF go, those of another name stay."""
+    left = [".01234567.out.parquet", ".89abcdef.out.vcf", ".01234567.other.parquet"]
+    for name in left:
+        (tmp_path / name).touch()
+    path = write_vcf(snvs(letters, 1))
+    assert score(f"variants={path}", f"vcf={tmp_path / 'out.vcf'}") == 0
+    assert files(tmp_path) == [left[2], "in.vcf", "out.parquet", "out.vcf"]
+
+
+def test_one_run_at_a_time_writes_a_vcf(score, write_vcf, letters, tmp_path, capsys):
+    """Also where their tables have two names."""
+    path = write_vcf(snvs(letters, 1))
+    with exclusive_lock(tmp_path / ".out.vcf.lock"):
+        assert score(f"variants={path}", f"vcf={tmp_path / 'out.vcf'}") == 2
+    assert "another process works on" in capsys.readouterr().err
+
+
 def test_a_shifted_vcf_is_refused_with_statistics(score, read, write_vcf, letters, capsys,
                                                   tmp_path):  # fmt: skip
     """Exit 2 before any pass, unless it is allowed: then it is reported row by row, exit 1."""
@@ -272,6 +335,37 @@ def test_another_run_does_not_go_on_with_it(score, read, write_vcf, letters, mon
     assert score(f"variants={path}", "batch_bases=10", "left=14") == 0
     assert sum(blocks[2:]) == 4
     assert read()[1]["left"] == 14
+
+
+def test_other_names_are_another_run(score, read, write_vcf, letters, build_store, monkeypatch,
+                                     tmp_path):  # fmt: skip
+    """The file of rename= says something else by now: what was computed is of other bases."""
+    other = dict(zip("ACGT", "CGTA", strict=True))
+    rows = [("x", *row[1:]) for row in snvs(letters, 40)[::6]]
+    # the same around the variants, so that REF matches alike, and another genome farther out
+    text = list(letters["chr1"][:90])
+    for _, position, *_ in rows:
+        text[position + 2] = other[text[position + 2]]
+    genome = build_store({"a": letters["chr1"][:90], "b": "".join(text)}).directory
+    path = write_vcf(rows)
+    names, plain, blocks = tmp_path / "names.txt", SiteScorer.values, []
+    arguments = (f"variants={path}", f"rename={names}", "batch_bases=10")
+
+    def interrupted(self, sites):
+        blocks.append(len(sites))
+        if len(blocks) == 2:
+            raise KeyboardInterrupt
+        return plain(self, sites)
+
+    monkeypatch.setattr(SiteScorer, "values", interrupted)
+    names.write_text("x a\n")
+    assert score(*arguments, genome=genome) == 130
+    names.write_text("x b\n")
+    assert score(*arguments, genome=genome) == 0
+    assert sum(blocks[2:]) == 7
+    rows = read()[0]
+    assert score(*arguments, genome=genome, output="whole.parquet") == 0
+    assert rows == read("whole.parquet")[0]
 
 
 def test_nan_weights_end_with_the_first_row(score, write_vcf, letters, models, save_checkpoint,

@@ -46,6 +46,12 @@ def test_records_are_read_however_they_are_packed(packing, write_vcf, tmp_path):
         (HEAD + "1\t5\t.\tA\tC\n", "in.vcf:2: 5 columns"),
         (HEAD + "1 5 . A C . . .\n", "in.vcf:2: 1 column,"),
         (HEAD + "1\tx5\t.\tA\tC\t.\t.\t.\n", "in.vcf:2: POS 'x5'"),
+        (HEAD + f"1\t{2**63}\t.\tA\tC\t.\t.\t.\n", "in.vcf:2: POS 922337203685477580... is on no"),
+        pytest.param(
+            HEAD + "1\t" + "9" * 5000 + "\t.\tA\tC\t.\t.\t.\n", "in.vcf:2: POS 9{18}... is on no",
+            id="5000 digits",
+        ),
+        (HEAD + "1\t5\t.\tA\tC\t.\t.\t.\n" + HEAD, "in.vcf:3: a second line #CHROM"),
         (HEAD + "1\t5\t.\tA\tC,\t.\t.\t.\n", "in.vcf:2: CHROM, REF or an allele of ALT is empty"),
     ],
 )  # fmt: skip
