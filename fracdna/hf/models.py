@@ -116,16 +116,21 @@ class FracdnaPreTrainedModel(PreTrainedModel):
         """The embedding, whose weight is that of the head too."""
         return self.base_model.backbone.embedding
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Refused, and with it another size of the vocabulary.
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
+    ) -> nn.Embedding:
+        """The embedding as it is; another number of rows would be another alphabet.
 
         Raises:
-            InputError: always.
+            InputError: another number.
         """
-        raise InputError(
-            f"the vocabulary of {DNA.size} symbols in {self.config.vocab_size} rows is fixed: ids "
-            "mean the same in every model; leave the embedding as it is"
-        )
+        rows = self.config.vocab_size
+        if new_num_tokens not in (None, rows):
+            raise InputError(
+                f"{new_num_tokens} rows: the vocabulary of {DNA.size} symbols in {rows} rows is "
+                "fixed, as ids mean the same in every model; leave the embedding as it is"
+            )
+        return self.get_input_embeddings()
 
     @property
     def gradient_checkpointing(self) -> bool:

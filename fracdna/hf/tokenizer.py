@@ -35,7 +35,8 @@ class FracdnaTokenizer(PreTrainedTokenizer):
         roles = {name: DNA.symbols[index] for name, index in _ROLES.items()}
         given = {"padding_side": "right", "extra_special_tokens": ["[RESERVED]"]} | roles | kwargs
         super().__init__(**given | {"special_tokens_pattern": "bos"})
-        if self.get_vocab() != self._ids or any(given[name] != roles[name] for name in roles):
+        swapped = any(getattr(self, f"{name}_id") != index for name, index in _ROLES.items())
+        if swapped or self.get_vocab() != self._ids:
             raise InputError(
                 f"a tokenizer with the tokens {self.get_vocab()} is not that of DNA {self._ids}: "
                 "ids would change their meaning; save FracdnaTokenizer() in its place"
@@ -82,4 +83,4 @@ class FracdnaTokenizer(PreTrainedTokenizer):
         return self._ids.get(token, DNA.unk)
 
     def _convert_id_to_token(self, index: int) -> str:
-        return DNA.decode([index])
+        return DNA.symbols[index] if 0 <= index < DNA.size else DNA.decode([index])
