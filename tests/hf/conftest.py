@@ -1,14 +1,10 @@
 import pytest
 import torch
 from models import MIXERS, tiny_model
-
-from fracdna.model.checkpoint import description
-
-pytest.importorskip("transformers", reason="needs the extra hf")
-
 from transformers.utils import logging
 
 from fracdna import hf
+from fracdna.model.checkpoint import description
 
 # one for each kind of state and of weights; the others in the long run
 KINDS = ("frac", "attention", "gdn", "mamba2", "rwkv7", "hyena")

@@ -29,7 +29,10 @@ def padded(sequences, side):
 
 @pytest.fixture
 def sequences(draw):
-    return [draw(1, length, seed=length)[0] for length in (5, 17, 40)]
+    """The second does not begin with BOS: padding before it must not predict its first base."""
+    rows = [draw(1, length, seed=length)[0] for length in (5, 17, 40)]
+    rows[1][0] = DNA.bases[2]
+    return rows
 
 
 def test_layers_are_numbered_like_those_of_embed(model):

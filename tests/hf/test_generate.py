@@ -10,6 +10,7 @@ from fracdna import hf
 
 PROMPTS = ["ACGTTGCA", "G", "TTGACCAGTAGATTACA", ""]
 NEW = 12
+TIGHT = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def continued(model, tokenizer, prompts, side="right", **options):
@@ -35,7 +36,7 @@ def test_a_cache_changes_no_logit(model, tokenizer):
     assert isinstance(cached.cache, hf.FracdnaCache)
     assert getattr(anew, "cache", None) is None
     assert torch.equal(cached.sequences, anew.sequences)
-    assert_close(torch.stack(cached.logits), torch.stack(anew.logits), rtol=1e-5, atol=1e-5)
+    assert_close(torch.stack(cached.logits), torch.stack(anew.logits), **TIGHT)
 
 
 def test_a_returned_cache_goes_on(model, tokenizer):
@@ -93,11 +94,17 @@ def test_rows_of_a_cache_can_be_chosen_and_repeated(frac, draw):
     cache.batch_select_indices(torch.tensor([1]))
     cache.batch_repeat_interleave(4)
     expected = frac(torch.cat([ids[1:].expand(4, -1), more], dim=1)).logits[:, 9:]
-    assert_close(frac(more, cache=cache).logits, expected, rtol=1e-5, atol=1e-5)
+    assert_close(frac(more, cache=cache).logits, expected, **TIGHT)
 
 
-def test_pipelines_generate(frac, tokenizer, saved, network_bases):
-    """Text in, text out, several at once."""
+def test_assisted_generation_is_refused(frac, tokenizer):
+    """It takes positions out of the cache again."""
+    with pytest.raises(ValueError, match="stateful"):
+        continued(frac, tokenizer, PROMPTS[:1], assistant_model=frac)
+
+
+def test_pipelines_generate_and_embed(frac, tokenizer, saved, network_bases):
+    """Text in, text out, several at once; or the hidden states of fracdna.embed."""
     tokenizer.save_pretrained(saved)
     write = pipeline("text-generation", model=str(saved))
     options = {"max_new_tokens": NEW, "do_sample": False, "batch_size": 2}
@@ -105,6 +112,9 @@ def test_pipelines_generate(frac, tokenizer, saved, network_bases):
     assert made == [a + b for a, b in zip(PROMPTS, network_bases, strict=False)]
     short = write("acgt", max_new_tokens=2, do_sample=False, return_full_text=False)
     assert short[0]["generated_text"] == fracdna.generate(frac.model, "ACGT", 2, temperature=0)[0]
+    read = pipeline("feature-extraction", model=str(saved))
+    vectors = fracdna.embed(frac.model, ["ACGTT"], pooling="none")[0]
+    assert_close(torch.tensor(read("ACGTT"))[0, 1:], torch.from_numpy(vectors), **TIGHT)
 
 
 @pytest.fixture
