@@ -1,4 +1,4 @@
-"""What results keep about the model and the genome that they come from, and weights of training."""
+"""What results keep of the model and the genome they come from, and weights of their training."""
 
 from collections.abc import Mapping
 from pathlib import Path

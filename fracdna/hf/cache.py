@@ -26,6 +26,10 @@ class FracdnaCache(Cache):
         super().__init__(layers=[])
         self.state, self.seen = state, 0
 
+    def __len__(self) -> int:
+        """Number of layers."""
+        return len(self.state)
+
     def advance(self, state: Any, columns: int) -> None:
         """Take the state after so many more columns."""
         self.state, self.seen = state, self.seen + columns

@@ -107,7 +107,7 @@ class FracdnaPreTrainedModel(PreTrainedModel):
             state = self.state_dict() if state_dict is None else state_dict
             for name, fact in facts_of(self.config.model, state).items():
                 setattr(self.config, name, fact)
-            self.config.about = self.config.about or {}
+            self.config.vocabulary, self.config.about = DNA.symbols, self.config.about or {}
         super().save_pretrained(
             save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
         )
@@ -194,12 +194,15 @@ class FracdnaPreTrainedModel(PreTrainedModel):
         backbone = self.base_model.backbone
         if all_layers is None:
             all_layers = self.config.output_hidden_states
+        if cache is not None:
+            _check_cache(cache, len(ids))
         packing = packing_of(mask, ids, 0 if cache is None else cache.get_seq_length())
         packed, lengths = (ids, None) if packing is None else (packing.pack(ids), packing.lengths)
         streams: list[Tensor] = []
         observe = (lambda _, stream: streams.append(stream)) if all_layers else None
         if use_cache or cache is not None:
-            cache = _cache_for(len(ids), backbone, cache)
+            if cache is None:
+                cache = FracdnaCache(backbone.initial_state(len(ids)))
             hidden, state = backbone.step(packed, cache.state, lengths=lengths, observe=observe)
             cache.advance(state, ids.shape[1])
         else:
@@ -358,21 +361,18 @@ def _stored_dtype(place: str | os.PathLike | None, options: dict[str, Any]) -> s
     return told.get("dtype") or torch.float32
 
 
-def _cache_for(batch: int, backbone: nn.Module, cache: FracdnaCache | None) -> FracdnaCache:
-    """The cache to go on from."""
-    if cache is None:
-        return FracdnaCache(backbone.initial_state(batch))
+def _check_cache(cache: Any, batch: int) -> None:
+    """Refuses what no sequences of this batch have left behind."""
     if not isinstance(cache, FracdnaCache):
         raise InputError(
-            f"cache= is a {type(cache).__name__}, which holds keys and values: leave it out, and "
-            "use_cache=True returns the one that goes with this model"
+            f"cache= is a {type(cache).__name__}, which holds no states of these layers: leave it "
+            "out, and use_cache=True returns the one that goes with this model"
         )
     if cache.batch_size != batch:
         raise InputError(
             f"cache= carries {cache.batch_size} sequences and input_ids has {batch}: repeat its "
             "rows with cache.batch_repeat_interleave, or choose some with batch_select_indices"
         )
-    return cache
 
 
 def _loss(logits: Tensor, labels: Tensor, packing: Packing | None) -> Tensor:

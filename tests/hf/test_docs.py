@@ -22,9 +22,8 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     shapes = [tuple(map(int, x.split(", "))) for x in re.findall(r"\((2, [\d, ]+)\)", blocks[0])]
     assert shapes == [names["output"].logits.shape, names["output"].hidden_states[-1].shape]
     made = names["tokenizer"].batch_decode(names["made"], skip_special_tokens=True)[0]
-    assert made[16:] == fracdna.generate(names["same"], made[:16], 20, temperature=0)[0]
-    assert f"{made[16:]!r}" in capsys.readouterr().out
-    assert names["drawn"].shape == (8, 37)
+    assert f"[{made[16:]!r}]" in capsys.readouterr().out
+    assert names["drawn"].shape == (4, 27)
     assert len(list(Path("gdn-hf").glob("model-*"))) > 1
     weights = fracdna.load_model("frac.safetensors").state_dict()
     assert all(torch.equal(weights[n], w) for n, w in names["wrapped"].model.state_dict().items())

