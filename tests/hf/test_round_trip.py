@@ -16,6 +16,7 @@ from fracdna import cli, hf
 from fracdna.model.checkpoint import model_hash, read_checkpoint
 from fracdna.model.identity import tensor_hashes
 from fracdna_prep.errors import InputError
+from fracdna_prep.vocabulary import DNA
 
 NORM = "model.backbone.final_norm.weight"
 PACKAGE = Path(fracdna.__file__).parent
@@ -198,6 +199,15 @@ def test_another_network_or_alphabet_around_the_weights_is_refused(saved, load):
     rewrite(saved, model=facts["model"], vocabulary=symbols)
     with pytest.raises(InputError, match="vocabulary"):
         load(saved)
+
+
+def test_an_older_alphabet_is_renewed_when_a_model_is_saved_again(networks, tmp_path):
+    """Ids that were added since then change nothing, and the new folder has the new symbols."""
+    model = hf.wrap(networks("frac"))
+    model.config.vocabulary = DNA.symbols[:-1]
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["vocabulary"] == list(DNA.symbols)
+    assert fracdna.load_model(tmp_path).backbone.d_model == model.config.hidden_size
 
 
 @pytest.mark.parametrize(
