@@ -12,6 +12,7 @@ from fracdna.hf.models import FracdnaForCausalLM
 from fracdna.hf.tokenizer import FracdnaTokenizer
 from fracdna.model.checkpoint import load_model
 from fracdna.model.heads import LanguageModel
+from fracdna.model.pretrained import CONFIG_FILE
 from fracdna.provenance import training_facts
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import remove, writing_refusals
@@ -54,6 +55,9 @@ def export(
             temporary.mkdir(parents=True)
             model.save_pretrained(temporary, max_shard_size=max_shard_size)
             FracdnaTokenizer().save_pretrained(temporary)
+            usual = (temporary / CONFIG_FILE).stat().st_mode
+            for file in temporary.iterdir():  # safetensors keeps its files from other users
+                file.chmod(usual)
             temporary.rename(folder)
         finally:
             remove(temporary)

@@ -232,10 +232,11 @@ def test_weights_that_cannot_be_told_apart_are_not_written(frac, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_checkpoint_becomes_a_folder_that_every_verb_opens(checkpoint, tmp_path, capsys):
+def test_a_checkpoint_becomes_a_folder_that_every_verb_opens(checkpoint, tmp_path):
     """Weights, tokenizer and facts of the training; the command reads it as a checkpoint."""
     folder = tmp_path / "exported"
     hf.export(checkpoint, folder)
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
     known = model_hash(fracdna.load_model(checkpoint))
     assert model_hash(fracdna.load_model(folder)) == known
     assert read_checkpoint(folder)["fracdna"]["about"]["training_length"] == 64
