@@ -48,7 +48,7 @@ VERBS = {
         "lengths=[1024,65536] output=results",
     ),
     "embed": Verb(
-        "hidden states of genomic regions, pooled, to Parquet",
+        "hidden states of genomic regions, pooled to Parquet or AnnData, or of every base to Zarr",
         "fracdna.embedding:run",
         "fracdna embed checkpoint=runs/frac/checkpoints/best.ckpt genome=prepared/genome "
         "regions=peaks.bed output=embeddings.parquet",

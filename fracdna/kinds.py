@@ -71,6 +71,8 @@ RANGES = {
     "max_n_fraction": (0, 1),
     "batch_bases": (1, math.inf),
     "segment": (1, math.inf),
+    "flank": (0, math.inf),
+    "devices": (1, 1024),
 }
 # of several kinds: the first are left to Lightning, the others are checked where they are used
 FREE = (

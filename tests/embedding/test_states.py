@@ -58,6 +58,18 @@ def test_every_layer_has_its_number(model, states_alone, random_ids):
     assert len({vector.tobytes() for vector in vectors}) == depth + 2
 
 
+def test_several_layers_are_an_axis_in_their_order(models, random_ids):
+    """The numbers of each are those of the layer alone; for every pooling."""
+    model, rows, layers = models(), [random_ids(30), random_ids(11)], (2, -1, 0)
+    for pooling in POOLINGS:
+        options = EmbeddingOptions(layers, pooling, "average", segment=20)
+        together = pooled_states(model, rows, options)
+        assert together.shape == (2, 3, model.backbone.d_model)
+        for number, layer in enumerate(layers):
+            alone = pooled_states(model, rows, replace(options, layer=layer))
+            np.testing.assert_array_equal(together[:, number], alone)
+
+
 def test_layers_that_do_not_exist_are_refused(models, random_ids):
     model = models()
     for layer in (-2, len(model.backbone.blocks) + 1):
@@ -68,11 +80,14 @@ def test_layers_that_do_not_exist_are_refused(models, random_ids):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"pooling": "max"}, "pooling=max: choose one of mean, centre, last"),
+        ({"pooling": "max"}, "pooling=max: choose one of mean, centre, last, none"),
+        ({"pooling": "none"}, "pooling=none: call fracdna.embed"),
+        ({"layer": ()}, "layer is an empty list"),
+        ({"layer": (1, 2, 1)}, r"layer=\[1, 2, 1\]: name each layer once"),
         ({"strand": "both"}, "strand=both: choose one of forward, reverse, average"),
         ({"precision": "fp16"}, "precision=fp16: choose one of float32, bf16"),
-        ({"segment": 0}, "segment=0: it is at least 1 base"),
-        ({"batch_bases": -1}, "batch_bases=-1: it is at least 1 base"),
+        ({"segment": 0}, "segment=0: give a whole number of at least 1"),
+        ({"batch_bases": -1}, "batch_bases=-1: give a whole number"),
     ],
 )
 def test_unknown_choices_are_refused(models, random_ids, option, message):
@@ -140,6 +155,21 @@ def test_the_last_piece_may_be_of_any_length(model, random_ids, segment):
         assert_near(pooled_states(model, [ids], streamed), pooled_states(model, [ids], options))
 
 
+def test_a_state_of_fixed_size_goes_on_where_a_batch_ends(models, random_ids):
+    """A pass is never larger than a batch; with keys and values only a segment ends it."""
+    for mixer, longest in (("frac", 101), ("attention", 301)):
+        model, ids, passes = models(mixer), Recorded(random_ids(300)), []
+        hook = model.backbone.embedding.register_forward_hook(
+            lambda module, inputs, output, seen=passes: seen.append(inputs[0].numel())
+        )
+        try:
+            cut = pooled_states(model, [ids], EmbeddingOptions(batch_bases=100))
+            assert max(passes) == longest
+        finally:
+            hook.remove()
+        assert_near(cut, pooled_states(model, [ids], EmbeddingOptions(batch_bases=400)))
+
+
 def test_pieces_of_one_base(models, random_ids):
     ids = random_ids(20)
     whole = pooled_states(models(), [ids])
@@ -193,6 +223,21 @@ def test_a_growing_cache_takes_smaller_pieces(models, random_ids, monkeypatch):
     streamed = pooled_states(models("attention"), [recorded], EmbeddingOptions(segment=512))
     assert max(recorded.parts) == 64
     assert_near(streamed, whole)
+
+
+def test_a_cache_that_memory_cannot_hold_is_refused(models, random_ids, monkeypatch):
+    """Before any pass, with the longest that fits; recurrent models have no such limit."""
+    model, ids = models("attention"), random_ids(300)
+    before = state_tensors(model.backbone.initial_state(1))
+    _, after = model.backbone.step(torch.full((1, 300), 7), model.backbone.initial_state(1))
+    grown = sum(x.nbytes for x in state_tensors(after)) - sum(x.nbytes for x in before)
+    # room for 299 bases, twice because caches are copied when they grow
+    monkeypatch.setattr(states, "_memory", lambda device: 2 * grown // 300 * 299)
+    options = EmbeddingOptions(segment=100)
+    with pytest.raises(InputError, match=r"a region of 300 bases.*at most 299 bases.*mixer=frac"):
+        pooled_states(model, [ids], options)
+    assert np.isfinite(pooled_states(model, [ids[:299]], options)).all()
+    assert np.isfinite(pooled_states(models(), [ids], options)).all()
 
 
 def test_batches_hold_every_row_once_and_respect_the_limit():
