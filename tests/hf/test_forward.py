@@ -211,7 +211,6 @@ def test_training_lowers_the_loss_and_gives_the_weights_a_new_hash(tokenizer, tm
 
 def test_the_trainer_trains(tokenizer, tmp_path):
     """Three steps of transformers' Trainer on the processor, with its own collator."""
-    pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
     from transformers import Trainer, TrainingArguments
 
     torch.manual_seed(0)
