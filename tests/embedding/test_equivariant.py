@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import fracdna
-from fracdna import StrandEquivariant
-from fracdna.embedding import EmbeddingOptions, pooled_states
+from fracdna import StrandEquivariant, cli
+from fracdna.embedding import EmbeddingOptions, embed_regions, pooled_states
 from fracdna.embedding.options import POOLINGS
+from fracdna_prep.interval import Interval
 from fracdna_prep.vocabulary import DNA
 
 
@@ -39,7 +40,8 @@ def test_the_other_strand_exchanges_the_halves(models, random_ids, length):
 
 def test_bases_are_those_of_the_module(model, random_ids):
     """In a batch or in segments that carry the state; on the other strand turned around; for every
-    mixer."""
+    mixer.
+    """
     rows = [random_ids(n, seed=n) for n in (20, 7, 30)]
     options = {"pooling": "none", "strand": "equivariant", "batch_bases": 50, "segment": 25}
     found, others = (
@@ -52,6 +54,23 @@ def test_bases_are_those_of_the_module(model, random_ids):
             expected = encoder(torch.tensor([[DNA.bos, *ids.tolist()]]))[0, 1:]
         assert_near(states, expected.numpy())
         np.testing.assert_array_equal(exchanged(states)[::-1], other)
+
+
+def test_a_region_of_the_other_strand_exchanges_the_halves(checkpoint, models, store, tmp_path):
+    """In the array of `fracdna embed`, whose bases are those of the forward strand either way."""
+    zarr = pytest.importorskip("zarr", reason="the extra zarr is not installed")
+    assert cli.run([
+        "embed", f"checkpoint={checkpoint}", f"genome={store.directory}", "flank=10",
+        "regions=[chr1:101-140,chr1:101-140:-]", "pooling=none", "strand=equivariant",
+        f"output={tmp_path / 'out.zarr'}", "device=cpu", "progress=false",
+    ]) == 0  # fmt: skip
+    group = zarr.open_group(tmp_path / "out.zarr", mode="r")
+    plus, minus = np.split(group["embedding"][:], 2)
+    assert group.attrs["fracdna"]["strand"] == "equivariant"
+    assert_near(exchanged(plus), minus)
+    options = EmbeddingOptions(pooling="none", strand="forward")
+    (own,) = embed_regions(models(), store, [Interval("chr1", 100, 140)], options, flank=10)
+    assert_near(np.split(plus, 2, axis=-1)[0], own)
 
 
 def test_an_average_is_the_mean_of_the_halves(models, random_ids):
