@@ -65,7 +65,7 @@ class StrandEquivariant(nn.Module):
         """The mean of every row over its bases and both strands, which knows no strand.
 
         Args:
-            ids: as in forward.
+            ids: as in forward, at least one base in every row.
             lengths: likewise.
 
         Returns:
