@@ -15,7 +15,7 @@ from fracdna_prep.files import atomic_file
 def write_annotated(path: Path, results: Results, metadata: Mapping[str, Any]) -> None:
     """Writes one observation per region, in the order given.
 
-    X is the first layer, (regions, d_model) float32, NaN where a region is dropped; of several,
+    X is the first layer, (regions, width) float32, NaN where a region is dropped; of several,
     each is under its name in `layers`. Columns of the table are in `obs`, "" for no name, settings
     as JSON in uns["fracdna"]. AnnData keeps all of it in memory.
 

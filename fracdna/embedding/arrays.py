@@ -23,7 +23,7 @@ _ROWS_PER_CHUNK = 1 << 14
 def write_arrays(
     path: Path, results: Results, metadata: Mapping[str, Any], dtype: str
 ) -> dict[str, float]:
-    """Writes one array per layer, (bases, d_model), the regions one behind the other.
+    """Writes one array per layer, (bases, width), the regions one behind the other.
 
     `offsets` tells where each region begins; the columns of the table are arrays of the same names,
     "" for no name, NaN for no share of N. Settings are in the attribute "fracdna" of the group. It

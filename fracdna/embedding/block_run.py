@@ -88,7 +88,7 @@ class BlockRun:
             progress: show bases done, their rate and the time left.
 
         Returns:
-            (vectors, layers, d_model) float32, mapped; NaN for rows that are not read.
+            (vectors, layers, width) float32, mapped; NaN for rows that are not read.
 
         Raises:
             NotFinite: a vector holds NaN or infinity; names the first affected row.

@@ -12,7 +12,8 @@ from fracdna_prep.option_checks import check_choice, check_whole_number
 
 POOLINGS = ("mean", "centre", "last")
 PER_BASE = "none"
-STRANDS = ("forward", "reverse", "average")
+EQUIVARIANT = "equivariant"
+STRANDS = ("forward", "reverse", "average", EQUIVARIANT)
 FINAL_NORM = -1
 AUTO = "auto"
 
@@ -29,7 +30,8 @@ class EmbeddingOptions:
             read; "last", the base that is read last, where a causal model has seen the whole
             region; "none", one vector for each base, in the order of the forward strand.
         strand: "forward" reads a region on its own strand (+ where it names none), "reverse" on the
-            other one, "average" is the mean of both vectors.
+            other one, "average" is the mean of both vectors, "equivariant" is both, this strand's
+            first: they change places where the other strand of a sequence is given.
         batch_bases: most positions of a batch, padding and BOS included; "auto" is 65,536 on a GPU
             and 8,192 on a CPU.
         segment: a region of more bases is read in segments with carried state; where that state has
@@ -53,6 +55,10 @@ class EmbeddingOptions:
     def per_base(self) -> bool:
         """Whether every base keeps its vector."""
         return self.pooling == PER_BASE
+
+    def width(self, d_model: int) -> int:
+        """Values of one vector."""
+        return 2 * d_model if self.strand == EQUIVARIANT else d_model
 
     def check(self) -> None:
         """Refuses values that no model could make good.

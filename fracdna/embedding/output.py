@@ -42,7 +42,7 @@ class Results:
         regions: with their statuses.
         store: the genome, for the shares of N.
         offsets: (regions + 1,) where the vectors of each region begin.
-        values: (vectors, layers, d_model) float32.
+        values: (vectors, layers, width) float32; the width is d_model, or twice that.
         layers: their numbers.
     """
 

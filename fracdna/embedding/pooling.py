@@ -56,7 +56,7 @@ class PerBase:
 
     Args:
         reads: the rows.
-        targets: of each row (bases, layers, d_model) float32, to be filled.
+        targets: of each row (bases, layers, d_model) float32, or such a half of it, to be filled.
         second: the targets hold the other strand already: the mean of both is kept.
     """
 

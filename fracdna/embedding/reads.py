@@ -69,7 +69,7 @@ class Read:
         return Read(ReverseComplement(self.ids), first, stop, not self.flipped)
 
     def by_strand(self, strand: str) -> list["Read"]:
-        """The reads that a strand option asks for: one, or both for "average"."""
+        """The reads that a strand option asks for: one, or both: this one first."""
         forward = [self] if strand != "reverse" else []
         return forward + ([self.on_other_strand()] if strand != "forward" else [])
 

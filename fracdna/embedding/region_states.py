@@ -35,7 +35,8 @@ def embed_regions(
         flank: of intervals, bases on both sides that are read as context and do not count; regions
             of place_regions have theirs.
         out: (regions, d_model) float32 to be filled, with the layers in between where options.layer
-            is a tuple; None: a new array. Not with pooling "none".
+            is a tuple, 2 d_model with strand "equivariant"; None: a new array. Not with pooling
+            "none".
         progress: show bases done, their rate and the time left.
 
     Returns:

@@ -61,13 +61,13 @@ class Rows:
         """Bases that all passes read."""
         return sum(read.positions(self.options.strand) for read in self.reads)
 
-    def shape(self, width: int) -> tuple[int, int, int]:
-        """(vectors, layers, d_model) of all values."""
-        return int(self.offsets[-1]), len(self.options.layers), width
+    def shape(self, d_model: int) -> tuple[int, int, int]:
+        """(vectors, layers, width) of all values; the width is d_model, or twice that."""
+        return int(self.offsets[-1]), len(self.options.layers), self.options.width(d_model)
 
-    def empty(self, width: int) -> np.ndarray:
+    def empty(self, d_model: int) -> np.ndarray:
         """Values of that shape, NaN float32."""
-        return np.full(self.shape(width), np.nan, dtype=np.float32)
+        return np.full(self.shape(d_model), np.nan, dtype=np.float32)
 
     def view_of(self, out: np.ndarray) -> np.ndarray:
         """A caller's array with the axis of layers, which it lacks for a single one."""
@@ -99,7 +99,7 @@ def fill_rows(
     Args:
         model: on the device to be used.
         rows: what is read.
-        values: (vectors, layers, d_model) float32, to be filled.
+        values: (vectors, layers, width) float32, to be filled.
         advance: told the bases of every pass.
 
     Raises:

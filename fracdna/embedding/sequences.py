@@ -40,7 +40,8 @@ def embed(
             list of them.
         pooling: "mean", "centre" (base floor(L / 2)), "last" (the base that is read last), or
             "none": a vector for every base.
-        strand: "forward", "reverse" or "average", the mean of both.
+        strand: "forward", "reverse", "average" (the mean of both) or "equivariant" (one behind the
+            other: 2 d_model values).
         batch_bases: most positions of a batch, padding and BOS included; "auto" is 65,536 on a GPU
             and 8,192 on a CPU.
         segment: a sequence of more bases is read in segments with carried state.
@@ -61,6 +62,11 @@ def embed(
     several = layer if isinstance(layer, int) else tuple(layer)
     options = EmbeddingOptions(several, pooling, strand, batch_bases, segment, precision)
     options.check()
+    if not isinstance(model, LanguageModel | str | Path):
+        raise InputError(
+            f"{type(model).__name__} is neither a language model, such as fracdna.load_model "
+            "returns, nor the file of one"
+        )
     if device is not None or not isinstance(model, LanguageModel):
         place = choose_device(device or "auto", precision)
         model = model.to(place) if isinstance(model, LanguageModel) else load_model(model, place)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fracdna.embedding.options import DEFAULTS, FINAL_NORM, PER_BASE, EmbeddingOptions
+from fracdna.embedding.options import DEFAULTS, EQUIVARIANT, FINAL_NORM, PER_BASE, EmbeddingOptions
 from fracdna.embedding.pooling import PerBase, Pool
 from fracdna.embedding.reads import Ids, Read, whole_reads
 from fracdna.model.backbone import Backbone
@@ -44,7 +44,7 @@ def pooled_states(
 
     Returns:
         (sequences, d_model) float32, in the order given; (sequences, layers, d_model) where
-        options.layer is a tuple.
+        options.layer is a tuple; 2 d_model with strand "equivariant".
 
     Raises:
         InputError: a layer that the model lacks, another unusable option, or an empty sequence.
@@ -52,7 +52,8 @@ def pooled_states(
     """
     single = isinstance(options.layer, int)
     middle = () if single else (len(options.layers),)
-    vectors = np.empty((len(sequences), *middle, model.backbone.d_model), dtype=np.float32)
+    width = options.width(model.backbone.d_model)
+    vectors = np.empty((len(sequences), *middle, width), dtype=np.float32)
     for rows, found in pooled_batches(model, sequences, options, flipped=flipped):
         vectors[rows] = found
     return vectors
@@ -86,7 +87,7 @@ def pooled_batches(
         raise InputError(f"pooling={PER_BASE}: call fracdna.embed for a vector of every base")
     embedder = Embedder(model, options, advance)
     reads = whole_reads(sequences, flipped)
-    layers, width = len(options.layers), model.backbone.d_model
+    layers, width = len(options.layers), options.width(model.backbone.d_model)
     done = np.zeros(len(reads), dtype=bool)
     for rows in embedder.plan(reads):
         vectors = np.empty((len(rows), 1, layers, width), dtype=np.float32)
@@ -165,8 +166,8 @@ class Embedder:
         Args:
             reads: all of them.
             rows: a batch of plan().
-            targets: of each row of the batch (bases, layers, d_model) float32 to be filled; with a
-                pooling (1, layers, d_model).
+            targets: of each row of the batch (bases, layers, width) float32 to be filled; with a
+                pooling (1, layers, width).
 
         Returns:
             the first row of the batch whose vectors hold NaN or infinity; None: all are sound.
@@ -178,17 +179,23 @@ class Embedder:
     def fill(self, reads: Sequence[Read], targets: Sequence[np.ndarray]) -> None:
         """The vectors of reads, into targets; of several, none is longer than a pass."""
         strands = zip(*(read.by_strand(self._options.strand) for read in reads), strict=True)
+        side_by_side = self._options.strand == EQUIVARIANT
         with evaluating(self._model):
             if self._options.per_base:
                 for turn, strand in enumerate(strands):
-                    self._read(strand, PerBase(strand, targets, second=turn > 0))
+                    places = targets
+                    if side_by_side:
+                        places = [np.split(target, 2, axis=-1)[turn] for target in targets]
+                    mixed = turn > 0 and not side_by_side
+                    self._read(strand, PerBase(strand, places, second=mixed))
                 return
             pooled = []
             for strand in strands:
                 pool = Pool(self._options.pooling, strand, self._device)
                 self._read(strand, pool)
                 pooled.append(pool.result())
-        for target, vector in zip(targets, np.mean(pooled, axis=0), strict=True):
+        vectors = np.concatenate(pooled, axis=-1) if side_by_side else np.mean(pooled, axis=0)
+        for target, vector in zip(targets, vectors, strict=True):
             target[0] = vector
 
     def first_affected(self, reads: Sequence[Read], done: np.ndarray, known: int) -> int:
@@ -196,7 +203,7 @@ class Embedder:
 
         Batches go by length, so an earlier row may still wait; it is looked at alone.
         """
-        shape = len(self._options.layers), self._backbone.d_model
+        shape = len(self._options.layers), self._options.width(self._backbone.d_model)
         for row in np.flatnonzero(~done[:known]):
             read = reads[row]
             target = np.empty((read.bases if self._options.per_base else 1, *shape), np.float32)

@@ -414,7 +414,8 @@ def test_sequences_have_no_flanks(embed, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("pooling", "strand"), [("mean", "forward"), ("centre", "reverse"), ("last", "average")]
+    ("pooling", "strand"),
+    [("mean", "forward"), ("centre", "reverse"), ("last", "average"), ("mean", "equivariant")],
 )
 def test_the_python_call_gives_the_same_numbers(embed, read, models, tmp_path, pooling, strand):
     """Bit for bit, for records of a file and their letters."""

@@ -245,7 +245,7 @@ def test_a_region_on_the_reverse_strand_is_read_on_it(models, store, states_alon
     """forward is the region's own strand; centre is the same base of the genome on either one."""
     plus, minus = Interval("chr1", 100, 100 + width), Interval("chr1", 100, 100 + width, "-")
     for pooling in POOLINGS:
-        own, other, both = (
+        own, other, both, beside = (
             embed_regions(
                 models(), store, [plus, minus], EmbeddingOptions(pooling=pooling, strand=s)
             )
@@ -253,6 +253,7 @@ def test_a_region_on_the_reverse_strand_is_read_on_it(models, store, states_alon
         )
         np.testing.assert_allclose(own, other[::-1], atol=1e-5)
         np.testing.assert_allclose(both[0], both[1], atol=1e-5)
+        np.testing.assert_allclose(beside, np.concatenate([own, other], axis=1), atol=1e-5)
         assert np.abs(own[0] - own[1]).max() > 1e-3
     states = states_alone(models(), DNA.reverse_complement(store.fetch(plus)))
     centre = embed_regions(models(), store, [minus], EmbeddingOptions(pooling="centre"))[0]

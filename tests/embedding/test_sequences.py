@@ -83,6 +83,7 @@ def test_bases_are_those_of_the_forward_strand(model, letters, states_alone, str
     forward = states_alone(model, DNA.encode(text))
     reverse = states_alone(model, DNA.reverse_complement(DNA.encode(text)))[::-1]
     expected = {"forward": forward, "reverse": reverse, "average": (forward + reverse) / 2}
+    expected["equivariant"] = np.concatenate([forward, reverse], axis=1)
     for segment in (65_536, 16):
         (found,) = fracdna.embed(model, text, pooling="none", strand=strand, segment=segment)
         assert_near(found, expected[strand])

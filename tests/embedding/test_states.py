@@ -34,12 +34,13 @@ def pooled_by_hand(states, pooling, reverse=False):
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("length", [1, 2, 20, 37])
 def test_vectors_are_those_of_a_plain_pass(models, states_alone, random_ids, pooling, length):
-    """BOS is read and its row dropped; forward, reverse and average follow from two passes."""
+    """BOS is read and its row dropped; what each strand option gives follows from two passes."""
     model, ids = models(), random_ids(length)
     forward = pooled_by_hand(states_alone(model, ids), pooling)
     other = states_alone(model, DNA.reverse_complement(ids))
     reverse = pooled_by_hand(other, pooling, reverse=True)
     expected = {"forward": forward, "reverse": reverse, "average": (forward + reverse) / 2}
+    expected["equivariant"] = np.concatenate([forward, reverse])
     for strand in STRANDS:
         options = EmbeddingOptions(pooling=pooling, strand=strand)
         assert_near(pooled_states(model, [ids], options)[0], expected[strand])
@@ -84,7 +85,7 @@ def test_layers_that_do_not_exist_are_refused(models, random_ids):
         ({"pooling": "none"}, "pooling=none: call fracdna.embed"),
         ({"layer": ()}, "layer is an empty list"),
         ({"layer": (1, 2, 1)}, r"layer=\[1, 2, 1\]: name each layer once"),
-        ({"strand": "both"}, "strand=both: choose one of forward, reverse, average"),
+        ({"strand": "both"}, "strand=both: choose one of forward, reverse, average, equiv"),
         ({"precision": "fp16"}, "precision=fp16: choose one of float32, bf16"),
         ({"segment": 0}, "segment=0: give a whole number of at least 1"),
         ({"batch_bases": -1}, "batch_bases=-1: give a whole number"),
