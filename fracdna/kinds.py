@@ -35,6 +35,15 @@ OPTIONAL = {
     "logger.id": "text",
     "block_size": "whole number",
     "guard": "whole number",
+    "dataset": "text",
+    "train": "text",
+    "dev": "text",
+    "test": "text",
+    "test_regions": "texts",
+    "dev_regions": "texts",
+    "train_regions": "texts",
+    "max_train": "whole number",
+    "jobs": "whole number",
 }
 # options with another default that may be null
 NULLABLE = ("trainer.gradient_clip_val",)

@@ -1,0 +1,106 @@
+"""Everything that is compared on one set: baselines, untrained networks, networks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fracdna.probing.counted_features import gc_and_length, kmer_counts
+from fracdna.probing.job import Job
+from fracdna.probing.kept import Kept
+from fracdna.probing.linear import Fit
+from fracdna.probing.networks import BASELINE, NETWORK, UNTRAINED, compute_vectors
+from fracdna.probing.options import LINEAR
+from fracdna.probing.regressions import Features, fit_all
+from fracdna.probing.results import Entry
+from fracdna.probing.rows import TEST, TRAIN
+
+MAJORITY, GC_LENGTH, KMERS = "majority", "GC and length", "k-mers"
+
+
+def compare(job: Job) -> list[Entry]:
+    """Lines of the table: what needs no network, then untrained networks, then the trained."""
+    features: dict[str, Features] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    if job.options.method == LINEAR:
+        for network in job.networks:
+            values, about, seconds = compute_vectors(
+                network, job.data, job.options.embedding, job.device, job.output / "vectors",
+                progress=job.progress,
+            )  # fmt: skip
+            features[network.name] = Features(values, about)
+            facts[network.name] = {"seconds_of_vectors": seconds}
+    if job.options.baselines:
+        features |= _counted(job)
+    fits = fit_all(
+        features, job.data, seeds=job.options.seeds, strengths=job.options.l2,
+        kept=Kept(job.output / "fits"), jobs=job.jobs, progress=job.progress,
+    )  # fmt: skip
+    entries = _baselines(job, fits) if job.options.baselines else []
+    for kind in (UNTRAINED, NETWORK):
+        for network in job.networks:
+            if network.kind == kind:
+                name = network.name
+                choices = _choices(job, fits[name]) | facts[name]
+                entries.append(_entry(job, name, kind, fits[name], choices))
+    return entries
+
+
+def _counted(job: Job) -> dict[str, Features]:
+    """Features that need no network."""
+    sequences = job.data.sequences
+    found = {GC_LENGTH: Features(gc_and_length(sequences), {"counted": GC_LENGTH})}
+    for k in range(1, job.options.max_k + 1):
+        found[_kmers(k)] = Features(kmer_counts(sequences, k), {"counted": _kmers(k)})
+    return found
+
+
+def _kmers(k: int) -> str:
+    """The name of the counts of one length."""
+    return f"{k}-mers"
+
+
+def _baselines(job: Job, fits: dict[str, list[Fit]]) -> list[Entry]:
+    """Majority, GC and length, and each seed's best k."""
+    best, ks = [], []
+    by_k = {k: fits[_kmers(k)] for k in range(1, job.options.max_k + 1)}
+    for seed in range(len(job.options.seeds)):
+        # of equal ones the shortest
+        k = min(by_k, key=lambda k: by_k[k][seed].nll.min())
+        ks.append(k)
+        best.append(by_k[k][seed])
+    validation = {str(k): [float(fit.nll.min()) for fit in found] for k, found in by_k.items()}
+    choices = {"k": ks, "validation_nll_by_k": validation}
+    return [
+        _majority(job),
+        _entry(job, GC_LENGTH, BASELINE, fits[GC_LENGTH], _choices(job, fits[GC_LENGTH])),
+        _entry(job, KMERS, BASELINE, best, _choices(job, best) | choices),
+    ]
+
+
+def _majority(job: Job) -> Entry:
+    """Every row gets the shares that the classes have in training."""
+    data = job.data
+    members = np.bincount(data.labels[data.where(TRAIN)], minlength=len(data.classes))
+    test = data.labels[data.where(TEST)]
+    probabilities = np.broadcast_to(members / members.sum(), (1, len(test), len(members)))
+    return Entry.of(MAJORITY, BASELINE, probabilities, {}, test)
+
+
+def _entry(job: Job, name: str, kind: str, fits: Sequence[Fit], choices: dict[str, Any]) -> Entry:
+    """The line of one model's fits."""
+    probabilities = np.stack([fit.probabilities for fit in fits])
+    return Entry.of(name, kind, probabilities, choices, job.data.labels[job.data.where(TEST)])
+
+
+def _choices(job: Job, fits: Sequence[Fit]) -> dict[str, Any]:
+    """What validation chose for each seed."""
+    strengths = job.options.l2
+    ends = min(strengths), max(strengths)
+    l2 = [strengths[fit.best] for fit in fits]
+    return {
+        "l2": l2,
+        "l2_at_the_end_of_its_range": sum(value in ends for value in l2),
+        "validation_nll": [fit.nll.tolist() for fit in fits],
+        "converged": all(fit.converged for fit in fits),
+    }

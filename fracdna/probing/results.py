@@ -1,0 +1,278 @@
+"""What a probe leaves behind: tables, samples and the words for the terminal."""
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fracdna.probing.labelled import STATUSES, LabelledSet
+from fracdna.probing.leakage import Leakage
+from fracdna.probing.metrics import METRICS, Measured, measure
+from fracdna.probing.networks import BASELINE, NETWORK
+from fracdna.probing.options import LINEAR
+from fracdna.probing.rows import DEV, TEST, TRAIN
+from fracdna_prep.files import atomic_file
+from fracdna_prep.wording import counted, with_rest
+
+# files of a probe's folder; the first says that the others are whole
+WRITTEN = (
+    "result.json", "table.csv", "differences.csv", "samples.parquet", "duplicates.csv",
+    "dropped.csv", "metrics.png", "roc.png",
+)  # fmt: skip
+_SHOWN = 10
+_ROWS_PER_GROUP = 1 << 18
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table.
+
+    Attributes:
+        name: of the model.
+        kind: "baseline", "untrained" or "network".
+        probabilities: (seeds, test rows, classes).
+        choices: what was chosen on validation, in plain values.
+        measured: its metrics on the test rows.
+    """
+
+    name: str
+    kind: str
+    probabilities: np.ndarray
+    choices: dict[str, Any]
+    measured: Measured
+
+    @classmethod
+    def of(
+        cls, name: str, kind: str, probabilities: np.ndarray, choices: dict[str, Any],
+        labels: np.ndarray,
+    ) -> "Entry":  # fmt: skip
+        """An entry with its metrics; `labels` are the classes of the test rows."""
+        return cls(name, kind, probabilities, choices, measure(labels, probabilities))
+
+
+class TableRow(NamedTuple):
+    """One metric of one model: a bar of the picture."""
+
+    model: str
+    kind: str
+    method: str
+    metric: str
+    value: float
+    low: float
+    high: float
+    seed_deviation: float
+    seeds: int
+    ties: float
+    train_rows: int
+    dev_rows: int
+    test_rows: int
+    test_rows_repeated: int
+    repeats_removed: int
+
+
+class DifferenceRow(NamedTuple):
+    """One metric of a network minus that of another model on the same rows."""
+
+    model: str
+    other: str
+    metric: str
+    difference: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that is written of a probe.
+
+    Attributes:
+        data: the set as it was used.
+        leakage: as it was found, before anything was removed.
+        found: the set in which it was found.
+        removed: training and dev rows that were left out for it.
+        entries: baselines, untrained networks, networks.
+        method: linear or finetune.
+    """
+
+    data: LabelledSet
+    leakage: Leakage
+    found: LabelledSet
+    removed: int
+    entries: Sequence[Entry]
+    method: str
+
+    def table(self) -> list[TableRow]:
+        """A row for each model and metric."""
+        facts = [len(self.data.where(split)) for split in (TRAIN, DEV, TEST)]
+        facts += [self.leakage.counts(self.found)["test_rows_repeated"], self.removed]
+        rows = []
+        for entry in self.entries:
+            method, seeds = (
+                LINEAR if entry.kind == BASELINE else self.method,
+                len(entry.probabilities),
+            )
+            for metric in METRICS:
+                numbers = *entry.measured.row(metric), seeds, entry.measured.ties
+                rows.append(TableRow(entry.name, entry.kind, method, metric, *numbers, *facts))
+        return rows
+
+    def differences(self) -> list[DifferenceRow]:
+        """Each network against all models before it in the table, and the networks among them."""
+        return [
+            DifferenceRow(one.name, other.name, m, *one.measured.difference(other.measured, m))
+            for number, one in enumerate(self.entries)
+            if one.kind == NETWORK
+            for other in self.entries[:number]
+            for m in METRICS
+        ]
+
+    def write(self, output: Path) -> None:
+        """All tables, the samples, and what was left out or repeats."""
+        _write_csv(output / "table.csv", TableRow._fields, self.table())
+        _write_csv(output / "differences.csv", DifferenceRow._fields, self.differences())
+        rows = self.found.rows
+        labels = [self.found.classes[label] for label in self.found.labels]
+        _write_csv(
+            output / "duplicates.csv",
+            ("test_row", "test_label", "split", "row", "label", "kind"),
+            [
+                (
+                    rows[p.test].place, labels[p.test], self.found.splits[p.other],
+                    rows[p.other].place, labels[p.other], p.kind,
+                )
+                for p in self.leakage.pairs
+            ],
+        )  # fmt: skip
+        dropped = [(r.place, r.split or "", r.label, status) for r, status in self.data.dropped]
+        _write_csv(output / "dropped.csv", ("row", "split", "label", "status"), dropped)
+        self._write_samples(output / "samples.parquet")
+
+    def _write_samples(self, path: Path) -> None:
+        """A row for each model, seed and test row; a row group for each model."""
+        test = self.data.where(TEST)
+        rows = [self.data.rows[n] for n in test]
+        places = [row.place for row in rows]
+        regions = [None if row.interval is None else str(row.interval) for row in rows]
+        labels = [self.data.classes[label] for label in self.data.labels[test]]
+        classes = np.array(self.data.classes)
+        schema = pa.schema(
+            [
+                ("model", pa.string()), ("seed", pa.int64()), ("row", pa.string()),
+                ("region", pa.string()), ("label", pa.string()), ("predicted", pa.string()),
+                ("probabilities", pa.list_(pa.float64(), len(classes))),
+            ],
+            metadata={"fracdna": json.dumps({"classes": list(self.data.classes)})},
+        )  # fmt: skip
+        with atomic_file(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+            for entry in self.entries:
+                for seed, probabilities in enumerate(entry.probabilities):
+                    flat = pa.array(probabilities.ravel())
+                    columns = [
+                        pa.repeat(entry.name, len(test)),
+                        pa.repeat(pa.scalar(seed, pa.int64()), len(test)),
+                        places, regions, labels, classes[probabilities.argmax(axis=1)],
+                        pa.FixedSizeListArray.from_arrays(flat, len(classes)),
+                    ]  # fmt: skip
+                    arrays = [
+                        pa.array(column, type=field.type)
+                        if not isinstance(column, pa.Array)
+                        else column
+                        for column, field in zip(columns, schema, strict=True)
+                    ]
+                    writer.write_table(pa.table(arrays, schema=schema), _ROWS_PER_GROUP)
+
+    def result(self) -> dict[str, Any]:
+        """What result.json says of the set and the models."""
+        return {
+            "classes": list(self.data.classes),
+            "rows": self.data.counts(),
+            "divided_by": self.data.divided,
+            "left_out": self.data.statuses(),
+            "bases": self.data.bases,
+            "unknown_bases": self.data.unknown_bases,
+            "set_sha256": self.data.digest(),
+            "leakage": self.leakage.counts(self.found),
+            "repeats_removed": self.removed,
+            "models": {
+                entry.name: {"kind": entry.kind, "ties": entry.measured.ties, **entry.choices}
+                for entry in self.entries
+            },
+            "table": [row._asdict() for row in self.table()],
+            "differences": [row._asdict() for row in self.differences()],
+        }
+
+
+def _write_csv(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table with a header."""
+    with atomic_file(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(names)
+        writer.writerows(rows)
+
+
+def about_set(data: LabelledSet) -> list[str]:
+    """What a set holds, and every kind of row that was left out with its first rows."""
+    counts = data.counts()
+    lines = [
+        f"{counted(len(data), 'row')} of {len(data.classes)} classes "
+        f"({', '.join(data.classes[:_SHOWN])}), {data.bases:,} bases, divided by {data.divided}"
+    ]
+    lines += [
+        f"  {split:<6}{sum(of.values()):>9,}: "
+        + ", ".join(f"{name} {number:,}" for name, number in list(of.items())[:_SHOWN])
+        for split, of in counts.items()
+        if sum(of.values())
+    ]
+    if not sum(counts[DEV].values()):
+        lines.append("  dev    none: a tenth of the training rows chooses, another for each seed")
+    if data.unknown_bases:
+        lines.append(f"  {data.unknown_bases:,} bases are N or another letter that is not one base")
+    for status, number in data.statuses().items():
+        lines.append(f"  {counted(number, 'row')} left out, {status}: {STATUSES[status]}")
+        places = [f"    {row.place}" for row, one in data.dropped if one == status]
+        lines += with_rest(places[:_SHOWN], len(places))
+    return lines
+
+
+def about_leakage(leakage: Leakage, found: LabelledSet, removed: int) -> list[str]:
+    """Which test rows were seen in training, and what to do about it."""
+    counts = leakage.counts(found)
+    repeated, total = counts["test_rows_repeated"], len(found.where(TEST))
+    if not repeated:
+        lines = ["no test row repeats in train or dev, on either strand"]
+    else:
+        parts = ", ".join(
+            f"{counts[f'test_rows_in_{split}_{kind}']:,} in {split} {words}"
+            for split in (TRAIN, DEV)
+            for kind, words in (("exact", "as they are"), ("reverse_complement", "reversed"))
+        )
+        remedy = f"{removed:,} rows removed" if removed else "dedup=true removes them there"
+        lines = [f"{repeated:,} of {total:,} test rows repeat in train or dev ({parts}): {remedy}"]
+    if counts["test_intervals_overlapping_others"]:
+        lines.append(
+            f"{counts['test_intervals_overlapping_others']:,} test intervals share bases with "
+            "intervals of train or dev"
+        )
+    return lines
+
+
+def terminal_table(report: Report) -> str:
+    """Models and metrics side by side, best first among networks as they were given."""
+    width = max(len(entry.name) for entry in report.entries) + 2
+    head = f"{'':<{width}}{'MCC':>24}{'AUROC':>9}{'AUPRC':>9}{'accuracy':>10}{'F1':>8}"
+    lines = [head]
+    for entry in report.entries:
+        mcc, *others = (entry.measured.row(metric) for metric in METRICS)
+        interval = f"[{mcc[1]:.3f}, {mcc[2]:.3f}]"
+        numbers = f"{mcc[0]:>8.3f} {interval:<16}" + "".join(
+            f"{row[0]:>{size}.3f}" for row, size in zip(others, (8, 9, 10, 8), strict=True)
+        )
+        ties = f"  {entry.measured.ties:,.0f} ties" if entry.measured.ties else ""
+        lines.append(f"{entry.name:<{width}}{numbers}{ties}")
+    return "\n".join(lines)
