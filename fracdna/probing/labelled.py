@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -238,6 +238,31 @@ def draw(labels: np.ndarray, count: int, random: np.random.Generator) -> np.ndar
     return np.sort(np.concatenate(drawn))
 
 
+def region_of(text: str, contigs: Mapping[str, int], rename: str) -> Interval:
+    """A contig, or a region of one, under the genome's name.
+
+    Args:
+        text: a name, or a region such as chr20:50000001-63025520.
+        contigs: lengths by the genome's names.
+        rename: as in fracdna_prep.names.resolve_names.
+
+    Raises:
+        InputError: neither of the two.
+    """
+    text = str(text)
+    whole = resolve_names([text], contigs, rename)
+    if text in whole:
+        return Interval(whole[text], 0, contigs[whole[text]])
+    try:
+        region = Interval.parse(text)
+    except InputError as error:
+        raise InputError(
+            f"{error}; it is no contig of the genome either: {listed(contigs)}"
+        ) from None
+    names = require_names([region.chromosome], [text], contigs, rename)
+    return replace(region, chromosome=names[region.chromosome])
+
+
 def _classes(labels: Iterable[str]) -> tuple[str, ...]:
     """Names in order: as numbers where all of them are, else as text."""
     names = set(labels)
@@ -299,7 +324,7 @@ def _divide(
         if not regions[TEST]:
             raise InputError("dev_regions= and train_regions= go with test_regions=")
         places = {
-            split: [_place(text, store.contigs, rules.rename) for text in texts]
+            split: [region_of(text, store.contigs, rules.rename) for text in texts]
             for split, texts in regions.items()
         }
         found = [_split_of_place(row.interval, contigs, places) for row in rows]
@@ -316,22 +341,6 @@ def _divide(
     test = set(draw(labels, count, np.random.default_rng(rules.seed)).tolist())
     splits = [TEST if n in test else TRAIN for n in range(len(rows))]
     return splits, f"a draw of {rules.test_share:.0%} for the test, seed {rules.seed}"
-
-
-def _place(text: str, contigs: dict[str, int], rename: str) -> Interval:
-    """A contig, or a region of one, under the genome's name."""
-    text = str(text)
-    whole = resolve_names([text], contigs, rename)
-    if text in whole:
-        return Interval(whole[text], 0, contigs[whole[text]])
-    try:
-        region = Interval.parse(text)
-    except InputError as error:
-        raise InputError(
-            f"{error}; it is no contig of the genome either: {listed(contigs)}"
-        ) from None
-    names = require_names([region.chromosome], [text], contigs, rename)
-    return replace(region, chromosome=names[region.chromosome])
 
 
 def _split_of_place(

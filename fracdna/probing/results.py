@@ -203,9 +203,15 @@ class Report:
                 entry.name: {"kind": entry.kind, "ties": entry.measured.ties, **entry.choices}
                 for entry in self.entries
             },
-            "table": [row._asdict() for row in self.table()],
-            "differences": [row._asdict() for row in self.differences()],
+            "table": [_plain(row) for row in self.table()],
+            "differences": [_plain(row) for row in self.differences()],
         }
+
+
+def _plain(row: TableRow | DifferenceRow) -> dict[str, Any]:
+    """Values by column; null for what is unknown, which JSON has no number for."""
+    unknown = {name for name, value in row._asdict().items() if value != value}  # noqa: PLR0124
+    return row._asdict() | dict.fromkeys(unknown)
 
 
 def _write_csv(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
