@@ -16,12 +16,14 @@ from itertools import pairwise
 import run_downstream
 from downstream.intervals import UPSTREAM, islands, promoters, read_parts
 from downstream.results import Results
+from downstream.seen import find_seen
 
 import fracdna
 from fracdna.probing import figures
 from fracdna_prep.bed import read_bed
 from fracdna_prep.errors import InputError
 from fracdna_prep.genome import GenomeStore
+from fracdna_prep.interval import Interval
 from fracdna_prep.vocabulary import DNA
 
 TRAIN, TEST = ["chrA:1-40000"], ["chrA:50001-60000", "chrB"]
@@ -130,6 +132,20 @@ def test_the_seed_says_which_background(folder, store, maker):
     assert kept[0] == kept[1]
 
 
+def test_sequences_of_the_genome_are_found_wherever_they_stand(store, monkeypatch):
+    """Whole, on either strand, across the border of two chunks; one other base and it is another."""
+    monkeypatch.setattr("downstream.seen._CHUNK", 1000)
+    region, outside = Interval("A", 2000, 6000), Interval("A", 6001, 6101)
+    places = [Interval("A", s, s + w, x) for s, w, x in (
+        (2000, 31, "+"), (2980, 60, "-"), (2999, 40, "+"), (5900, 100, "+"), (5901, 100, "+"),
+    )]  # fmt: skip
+    sequences = [store.fetch(place) for place in [*places, outside]]
+    changed, short = sequences[3].copy(), sequences[0][:30]
+    changed[90] = DNA.complement[changed[90]]
+    found = find_seen(store, [region], [*sequences, changed, short])
+    assert found.tolist() == [True, True, True, True, False, False, False, False]
+
+
 def test_regions_that_share_bases_are_refused(store):
     with pytest.raises(InputError, match="share bases of A from 1,000"):
         read_parts(store, ["A:1-1000"], ["A:1000-2000"], "none")
@@ -165,6 +181,8 @@ def probed(folder):
         before = (output / "probes" / "tf_0" / "table.csv").read_bytes()
         assert run_downstream.main([*map(str, words)]) == 0
     assert (output / "probes" / "tf_0" / "table.csv").read_bytes() == before
+    words = ["seen", "--gue", gue, "--output", output, "--sets", "tf_0", "promoters"]
+    assert run_downstream.main([*map(str, words), "--pretraining", "chrA:1-40000"]) == 0
     return output
 
 
@@ -181,6 +199,11 @@ def test_probes_become_tables_and_pictures_of_a_page(probed, tmp_path):
     known = Results(results)
     assert list(known.sets) == ["tf_0", "promoters", "cpg_islands"]
     assert known.models()[-1] == "tiny FRAC"
+    seen = known.sets["promoters"]["seen"]
+    assert seen["train"]["seen"] == seen["train"]["rows"] > 0
+    assert seen["test"]["seen"] == 0 < seen["test"]["rows"]
+    assert known.sets["tf_0"]["seen"]["train"] == {"rows": 24, "seen": 0}
+    assert f"{seen['train']['rows']} of {seen['train']['rows']}" in text
     row = next(r for r in known.tables()["sets"].splitlines() if r.startswith("| tf_0"))
     assert [cell.strip() for cell in row.split("|")[2:7]] == ["0, 1", "20", "24", "10", "12"]
     value = json.loads((probed / "probes" / "promoters" / "result.json").read_text())["table"]
@@ -198,7 +221,7 @@ def test_probes_become_tables_and_pictures_of_a_page(probed, tmp_path):
     [
         ["add", "{folder}/nothing"],
         ["page", "--results", "{folder}/nothing"],
-        ["run", "--gue", "x", "--output", "{folder}/o", "--sets", "tf_9"],
+        ["seen", "--gue", "x", "--output", "{folder}/o"],
         ["run", "--gue", "x", "--output", "{folder}/o", "--network", "frac.ckpt"],
         ["intervals", "--fasta", "{folder}/nothing.fa", "--starts", "x", "--islands", "x",
          "--output", "{folder}/o"],

@@ -10,7 +10,7 @@ from fracdna.probing.job import Job
 from fracdna.probing.kept import Kept
 from fracdna.probing.linear import Fit
 from fracdna.probing.networks import BASELINE, NETWORK, UNTRAINED, compute_vectors
-from fracdna.probing.options import LINEAR
+from fracdna.probing.options import FINETUNE, LINEAR
 from fracdna.probing.regressions import Features, fit_all
 from fracdna.probing.results import Entry
 from fracdna.probing.rows import TEST, TRAIN
@@ -36,13 +36,20 @@ def compare(job: Job) -> list[Entry]:
         features, job.data, seeds=job.options.seeds, strengths=job.options.l2,
         kept=Kept(job.output / "fits"), jobs=job.jobs, progress=job.progress,
     )  # fmt: skip
+    found = {
+        name: (_probabilities(fits[name]), _choices(job, fits[name]) | about)
+        for name, about in facts.items()
+    }
+    if job.options.method == FINETUNE:
+        # Lightning takes seconds to load, which a linear probe need not wait for
+        from fracdna.probing.finetune import fine_tune
+
+        found = fine_tune(job)
     entries = _baselines(job, fits) if job.options.baselines else []
     for kind in (UNTRAINED, NETWORK):
         for network in job.networks:
             if network.kind == kind:
-                name = network.name
-                choices = _choices(job, fits[name]) | facts[name]
-                entries.append(_entry(job, name, kind, fits[name], choices))
+                entries.append(_entry(job, network.name, kind, *found[network.name]))
     return entries
 
 
@@ -71,10 +78,11 @@ def _baselines(job: Job, fits: dict[str, list[Fit]]) -> list[Entry]:
         best.append(by_k[k][seed])
     validation = {str(k): [float(fit.nll.min()) for fit in found] for k, found in by_k.items()}
     choices = {"k": ks, "validation_nll_by_k": validation}
+    plain = fits[GC_LENGTH]
     return [
         _majority(job),
-        _entry(job, GC_LENGTH, BASELINE, fits[GC_LENGTH], _choices(job, fits[GC_LENGTH])),
-        _entry(job, KMERS, BASELINE, best, _choices(job, best) | choices),
+        _entry(job, GC_LENGTH, BASELINE, _probabilities(plain), _choices(job, plain)),
+        _entry(job, KMERS, BASELINE, _probabilities(best), _choices(job, best) | choices),
     ]
 
 
@@ -82,15 +90,21 @@ def _majority(job: Job) -> Entry:
     """Every row gets the shares that the classes have in training."""
     data = job.data
     members = np.bincount(data.labels[data.where(TRAIN)], minlength=len(data.classes))
-    test = data.labels[data.where(TEST)]
-    probabilities = np.broadcast_to(members / members.sum(), (1, len(test), len(members)))
-    return Entry.of(MAJORITY, BASELINE, probabilities, {}, test)
+    shape = 1, len(data.where(TEST)), len(members)
+    probabilities = np.broadcast_to(members / members.sum(), shape)
+    return _entry(job, MAJORITY, BASELINE, probabilities, {})
 
 
-def _entry(job: Job, name: str, kind: str, fits: Sequence[Fit], choices: dict[str, Any]) -> Entry:
-    """The line of one model's fits."""
-    probabilities = np.stack([fit.probabilities for fit in fits])
+def _entry(
+    job: Job, name: str, kind: str, probabilities: np.ndarray, choices: dict[str, Any]
+) -> Entry:
+    """The line of one model."""
     return Entry.of(name, kind, probabilities, choices, job.data.labels[job.data.where(TEST)])
+
+
+def _probabilities(fits: Sequence[Fit]) -> np.ndarray:
+    """(seeds, test rows, classes)."""
+    return np.stack([fit.probabilities for fit in fits])
 
 
 def _choices(job: Job, fits: Sequence[Fit]) -> dict[str, Any]:

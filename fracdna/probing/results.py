@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -210,8 +211,9 @@ class Report:
 
 def _plain(row: TableRow | DifferenceRow) -> dict[str, Any]:
     """Values by column; null for what is unknown, which JSON has no number for."""
-    unknown = {name for name, value in row._asdict().items() if value != value}  # noqa: PLR0124
-    return row._asdict() | dict.fromkeys(unknown)
+    values = row._asdict()
+    unknown = [name for name, value in values.items() if isinstance(value, float) and isnan(value)]
+    return values | dict.fromkeys(unknown)
 
 
 def _write_csv(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

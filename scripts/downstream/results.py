@@ -123,6 +123,11 @@ class Results:
             "test rows that repeat in train or dev": leakage["test_rows_repeated"],
             "training rows removed for that": facts["repeats_removed"],
             "test intervals that overlap others": leakage["test_intervals_overlapping_others"],
+            **{
+                f"{split} rows read in pretraining": f"{of['seen']:,} of {of['rows']:,}"
+                for split, of in (facts.get("seen") or {}).items()
+                if split != "dev"
+            },
         }
 
     def _by_set(self, metric: str) -> list[Row]:
