@@ -13,8 +13,8 @@ promoters beside background of equal GC, CpG islands beside background of equal 
 what is trained on and what is tested on. `run` probes every set into OUTPUT/probes/SET: networks,
 the same networks untrained, k-mers. What is finished is not computed again, so the same command
 goes on after an interruption. `seen` counts the sequences that stand, on either strand, in the
-regions of the genome that the networks were pretrained on. `add` joins finished probes to docs/results/downstream; `page` fills
-the tables of docs/results/downstream.md and draws.
+regions of the genome that the networks were pretrained on. `add` joins finished probes to
+docs/results/downstream; `page` fills the tables of docs/results/downstream.md and draws.
 Without installation: PYTHONPATH=.:kernels:data_prep.
 """
 

@@ -133,7 +133,7 @@ def test_the_seed_says_which_background(folder, store, maker):
 
 
 def test_sequences_of_the_genome_are_found_wherever_they_stand(store, monkeypatch):
-    """Whole, on either strand, across the border of two chunks; one other base and it is another."""
+    """Whole, on either strand, across the border of two chunks; not with one other base."""
     monkeypatch.setattr("downstream.seen._CHUNK", 1000)
     region, outside = Interval("A", 2000, 6000), Interval("A", 6001, 6101)
     places = [Interval("A", s, s + w, x) for s, w, x in (

@@ -57,7 +57,9 @@ def _keys(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     code_of_id = np.full(DNA.size, 4, dtype=np.uint8)
     code_of_id[list(DNA.bases)] = range(4)
     codes = code_of_id[ids]
-    count = max(len(ids) - KEY_BASES + 1, 0)
+    count = len(ids) - KEY_BASES + 1
+    if count <= 0:
+        return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=bool)
     unknown = np.concatenate([[0], np.cumsum(codes == 4)])
     known = unknown[KEY_BASES : KEY_BASES + count] == unknown[:count]
     # of 1, 2, 4, ... bases from each position on; 31 is the sum of these
