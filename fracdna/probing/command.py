@@ -62,7 +62,7 @@ def run(config: DictConfig) -> int:
 
     with exclusive_lock(output.with_name(f".{output.name}.lock"), wait=False):
         job, about = _open(chosen, output)
-        print("\n".join(results.about_set(job.data)))
+        print("\n".join(results.about_set(job.data, job.found, job.removed)))
         print("\n".join(results.about_leakage(job.leakage, job.found, job.removed)))
         with writing_refusals(output):
             output.mkdir(parents=True, exist_ok=True)

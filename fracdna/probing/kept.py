@@ -13,9 +13,13 @@ import numpy as np
 from fracdna_prep.files import atomic_file
 
 
+FORMAT = 1  # of what is kept; a higher one does everything again
+
+
 def key_of(about: Mapping[str, Any]) -> str:
     """A short hash of plain values."""
-    return hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:24]
+    text = json.dumps({"format": FORMAT, **about}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 class Kept:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fracdna.devices import choose_device
 from fracdna.embedding.block_run import BlockRun, Workplaces
 from fracdna.embedding.options import EmbeddingOptions
 from fracdna.embedding.reads import whole_reads
@@ -145,5 +144,5 @@ def compute_vectors(
             error.row,
         ) from None
     finally:
-        network.model.to(choose_device("cpu"))
+        network.model.to("cpu")
     return values[:, 0], about, time.perf_counter() - started

@@ -224,8 +224,14 @@ def _write_csv(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) 
         writer.writerows(rows)
 
 
-def about_set(data: LabelledSet) -> list[str]:
-    """What a set holds, and every kind of row that was left out with its first rows."""
+def about_set(data: LabelledSet, found: LabelledSet, removed: int) -> list[str]:
+    """What is used of a set, and every kind of row that was left out with its first rows.
+
+    Args:
+        data: as it is used.
+        found: before rows were removed and drawn.
+        removed: rows that were left out because a test row repeats them.
+    """
     counts = data.counts()
     lines = [
         f"{counted(len(data), 'row')} of {len(data.classes)} classes "
@@ -237,6 +243,9 @@ def about_set(data: LabelledSet) -> list[str]:
         for split, of in counts.items()
         if sum(of.values())
     ]
+    drawn_from = len(found) - removed
+    if len(data) < drawn_from:
+        lines.append(f"  of {counted(drawn_from, 'row')}: max_train= drew those that are trained on")
     if not sum(counts[DEV].values()):
         lines.append("  dev    none: a tenth of the training rows chooses, another for each seed")
     if data.unknown_bases:
@@ -271,7 +280,7 @@ def about_leakage(leakage: Leakage, found: LabelledSet, removed: int) -> list[st
 
 
 def terminal_table(report: Report) -> str:
-    """Models and metrics side by side, best first among networks as they were given."""
+    """Models and metrics side by side; all metrics are in the files."""
     width = max(len(entry.name) for entry in report.entries) + 2
     head = f"{'':<{width}}{'MCC':>24}{'AUROC':>9}{'AUPRC':>9}{'accuracy':>10}{'F1':>8}"
     lines = [head]
