@@ -12,7 +12,6 @@ import numpy as np
 
 from fracdna_prep.files import atomic_file
 
-
 FORMAT = 1  # of what is kept; a higher one does everything again
 
 

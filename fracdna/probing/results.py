@@ -245,7 +245,7 @@ def about_set(data: LabelledSet, found: LabelledSet, removed: int) -> list[str]:
     ]
     drawn_from = len(found) - removed
     if len(data) < drawn_from:
-        lines.append(f"  of {counted(drawn_from, 'row')}: max_train= drew those that are trained on")
+        lines.append(f"  of {counted(drawn_from, 'row')}: max_train= drew the training rows")
     if not sum(counts[DEV].values()):
         lines.append("  dev    none: a tenth of the training rows chooses, another for each seed")
     if data.unknown_bases:

@@ -292,6 +292,7 @@ def test_an_interrupted_probe_goes_on(probe, checkpoint, small_set, tmp_path, mo
     assert tables[0] == tables[1]
 
 
+@pytest.mark.slow
 def test_fits_in_several_processes_are_the_same(probe, small_set, tmp_path):
     assert probe(f"dataset={small_set}", *FAST) == 0
     assert probe(f"dataset={small_set}", *FAST, "jobs=2", output="two") == 0

@@ -112,6 +112,7 @@ def test_it_stops_when_validation_gets_no_better(
     assert len(nll) == int(np.argmin(nll)) + 1 + 2 < 40
 
 
+@pytest.mark.slow
 def test_steps_are_the_same_whatever_fits_a_pass(probe, checkpoint, small_set, tmp_path):
     """Gradients of smaller passes add up to those of a whole batch."""
     words = (f"checkpoint={checkpoint}", f"dataset={small_set}", *FAST, "epochs=2")
