@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
+from models import tiny_model
 
+import fracdna
 from fracdna.embedding.options import EmbeddingOptions
 from fracdna.probing import finetune
 from fracdna.probing.finetune import Classifier, FineTuning
@@ -16,6 +18,16 @@ FAST = (
     "method=finetune", "seeds=[0]", "epochs=3", "batch_size=8", "l2=[0.01]", "max_k=1",
     "untrained=false", "learning_rates=[0.004]",
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory):
+    """A network of one layer, which trains in no time."""
+    path = tmp_path_factory.mktemp("light") / "tiny.safetensors"
+    torch.manual_seed(0)
+    network = tiny_model("attention", "model.num_layers=1")
+    fracdna.save_weights(network, path, dtype=torch.float32)
+    return path
 
 
 def chosen(folder):
@@ -51,13 +63,13 @@ def test_padding_changes_no_logit(model, random_letters, pooling, strand):
 
 
 def test_a_motif_is_learned_and_the_best_epoch_is_what_counts(
-    probe, checkpoint, planted, write_table, tmp_path, seen
+    probe, light, planted, write_table, tmp_path, seen
 ):
     """The epoch with the least validation gives the probabilities, not the last one."""
-    write_table(tmp_path / "set_train.csv", planted(64, 1))
+    write_table(tmp_path / "set_train.csv", planted(192, 1))
     write_table(tmp_path / "set_dev.csv", [(text, "10"[int(y)]) for text, y in planted(8, 3)])
     write_table(tmp_path / "set_test.csv", planted(20, 2))
-    words = (f"checkpoint={checkpoint}", f"dataset={tmp_path / 'set'}", *FAST)
+    words = (f"checkpoint={light}", f"dataset={tmp_path / 'set'}", *FAST)
     assert probe(*words) == 0
     # the labels of dev are turned round: the better the network, the worse its validation
     nll = chosen(tmp_path / "out")["validation_nll"][0][0]
@@ -73,10 +85,10 @@ def test_a_motif_is_learned_and_the_best_epoch_is_what_counts(
 
 
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
-    probe, checkpoint, small_set, tmp_path, monkeypatch
+    probe, light, small_set, tmp_path, monkeypatch
 ):
     """Stopped within the third epoch: two are kept, and the end is that of an unbroken run."""
-    words = (f"checkpoint={checkpoint}", f"dataset={small_set}", *FAST)
+    words = (f"checkpoint={light}", f"dataset={small_set}", *FAST)
     assert probe(*words, output="whole") == 0
     step, steps = FineTuning.training_step, []
 
@@ -100,29 +112,29 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
 
 
 def test_it_stops_when_validation_gets_no_better(
-    probe, checkpoint, random_letters, write_table, tmp_path
+    probe, light, random_letters, write_table, tmp_path
 ):
     """Labels without sense: patience ends it long before the last epoch."""
     rows = [(random_letters(12, [7, n]), str(n % 2)) for n in range(28)]
     write_table(tmp_path / "set_train.csv", rows[:20])
     write_table(tmp_path / "set_test.csv", rows[20:])
-    words = (f"checkpoint={checkpoint}", f"dataset={tmp_path / 'set'}", *FAST)
+    words = (f"checkpoint={light}", f"dataset={tmp_path / 'set'}", *FAST)
     assert probe(*words, "epochs=40", "patience=2", "learning_rates=[0.02]") == 0
     nll = chosen(tmp_path / "out")["validation_nll"][0][0]
     assert len(nll) == int(np.argmin(nll)) + 1 + 2 < 40
 
 
 @pytest.mark.slow
-def test_steps_are_the_same_whatever_fits_a_pass(probe, checkpoint, small_set, tmp_path):
+def test_steps_are_the_same_whatever_fits_a_pass(probe, light, small_set, tmp_path):
     """Gradients of smaller passes add up to those of a whole batch."""
-    words = (f"checkpoint={checkpoint}", f"dataset={small_set}", *FAST, "epochs=2")
+    words = (f"checkpoint={light}", f"dataset={small_set}", *FAST, "epochs=2")
     assert probe(*words) == 0
     assert probe(*words, "batch_bases=90", output="small") == 0
     nll = [chosen(tmp_path / name)["validation_nll"][0][0] for name in ("out", "small")]
     np.testing.assert_allclose(*nll, rtol=1e-3)
 
 
-def test_every_rate_diverges(probe, checkpoint, small_set, monkeypatch, capsys):
+def test_every_rate_diverges(probe, light, small_set, monkeypatch, capsys):
     """Exit code 1 and the remedy."""
     monkeypatch.setattr(
         FineTuning,
@@ -131,11 +143,11 @@ def test_every_rate_diverges(probe, checkpoint, small_set, monkeypatch, capsys):
             self.classifier.head.weight.sum() * torch.full((len(positions),), torch.nan)
         ),
     )
-    words = (f"checkpoint={checkpoint}", f"dataset={small_set}", *FAST)
+    words = (f"checkpoint={light}", f"dataset={small_set}", *FAST)
     assert probe(*words) == 1
     assert "give smaller ones with learning_rates=" in capsys.readouterr().err
 
 
-def test_sequences_beyond_one_pass_are_refused(probe, checkpoint, small_set, capsys):
-    assert probe(f"checkpoint={checkpoint}", f"dataset={small_set}", *FAST, "segment=20") == 2
+def test_sequences_beyond_one_pass_are_refused(probe, light, small_set, capsys):
+    assert probe(f"checkpoint={light}", f"dataset={small_set}", *FAST, "segment=20") == 2
     assert "one has 40 bases" in capsys.readouterr().err
