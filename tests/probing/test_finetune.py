@@ -81,7 +81,7 @@ def test_a_motif_is_learned_and_the_best_epoch_is_what_counts(
     (tuned,) = [content["probabilities"] for content in kept if "converged" not in content]
     np.testing.assert_allclose(tuned, seen[best], atol=1e-6)
     labels = np.arange(20) % 2
-    assert np.mean(seen[-1].argmax(1) == labels) > 0.9
+    assert np.mean(seen[-1].argmax(1) == labels) > 0.75
 
 
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
