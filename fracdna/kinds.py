@@ -39,9 +39,6 @@ OPTIONAL = {
     "train": "text",
     "dev": "text",
     "test": "text",
-    "test_regions": "texts",
-    "dev_regions": "texts",
-    "train_regions": "texts",
     "max_train": "whole number",
     "jobs": "whole number",
 }

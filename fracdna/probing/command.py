@@ -48,7 +48,7 @@ def run(config: DictConfig) -> int:
         config: the composed configuration of configs/probe.yaml.
 
     Returns:
-        0; 1 where a row of the set was left out.
+        0; 1 where a row of the set could not be used.
 
     Raises:
         InputError: unusable inputs or options.
@@ -80,7 +80,7 @@ def run(config: DictConfig) -> int:
             temporary.write_text(json.dumps(content, indent=1) + "\n")
     print(results.terminal_table(report))
     print(f"tables and pictures in {output}, {seconds:,.1f} s")
-    return ROW_PROBLEMS if job.data.dropped else FINE
+    return ROW_PROBLEMS if job.data.has_problems else FINE
 
 
 def _check(chosen: dict[str, Any]) -> Path:
@@ -117,7 +117,9 @@ def _options(chosen: dict[str, Any]) -> ProbeOptions:
 
 def _rules(chosen: dict[str, Any]) -> SplitRules:
     """How rows without a split get one."""
-    regions = {f"{split}_regions": items_of(chosen[f"{split}_regions"]) for split in SPLITS}
+    # a contig called 20 is read as a number by the command line
+    options = [f"{split}_regions" for split in SPLITS]
+    regions = {option: tuple(map(str, chosen[option])) for option in options}
     names = ("test_share", "max_train", "rename", "missing_contigs")
     return SplitRules(**regions, **{n: chosen[n] for n in names}, seed=chosen["split_seed"])
 

@@ -27,6 +27,7 @@ STATUSES = {
     "border": "lies across the border of test_regions=, dev_regions= or train_regions=",
     "elsewhere": "lies in none of the regions",
 }
+ASKED_FOR = ("border", "elsewhere")  # by regions: no problem of a row
 _MOST_CLASSES = 1000
 
 
@@ -97,6 +98,11 @@ class LabelledSet:
     def statuses(self) -> dict[str, int]:
         """Left out rows by status."""
         return dict(Counter(status for _, status in self.dropped))
+
+    @property
+    def has_problems(self) -> bool:
+        """Whether a row was left out for another reason than that no region wanted it."""
+        return any(status not in ASKED_FOR for _, status in self.dropped)
 
     @property
     def unknown_bases(self) -> int:
@@ -177,7 +183,8 @@ class LabelledSet:
         """Counts of rows and of those left out."""
         rows = ", ".join(f"{len(self.where(split)):,} {split}" for split in SPLITS)
         dropped = ", ".join(f"{n:,} {status}" for status, n in self.statuses().items())
-        return f"{rows}; left out: {dropped or 'none'}"
+        first = f" (the first is {self.dropped[0][0].place})" if dropped else ""
+        return f"{rows}; left out: {dropped or 'none'}{first}"
 
 
 def assemble(rows: Sequence[Row], store: GenomeStore | None, rules: SplitRules) -> LabelledSet:
@@ -249,7 +256,6 @@ def region_of(text: str, contigs: Mapping[str, int], rename: str) -> Interval:
     Raises:
         InputError: neither of the two.
     """
-    text = str(text)
     whole = resolve_names([text], contigs, rename)
     if text in whole:
         return Interval(whole[text], 0, contigs[whole[text]])

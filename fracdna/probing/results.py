@@ -252,8 +252,8 @@ def about_set(data: LabelledSet, found: LabelledSet, removed: int) -> list[str]:
         lines.append(f"  {data.unknown_bases:,} bases are N or another letter that is not one base")
     for status, number in data.statuses().items():
         lines.append(f"  {counted(number, 'row')} left out, {status}: {STATUSES[status]}")
-        places = [f"    {row.place}" for row, one in data.dropped if one == status]
-        lines += with_rest(places[:_SHOWN], len(places))
+        places = [row.place for row, one in data.dropped if one == status]
+        lines += [f"    {line}" for line in with_rest(places[:_SHOWN], len(places))]
     return lines
 
 

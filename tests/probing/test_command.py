@@ -217,10 +217,12 @@ def test_intervals_of_a_genome(probe, checkpoint, store, tmp_path):
     words = (f"dataset={path}", f"genome={store.directory}", "test_regions=[1:3001-4000]")
     assert probe(*words, *FAST) == 2
     words = (*words, f"checkpoint={checkpoint}", "rename=chr_prefix", "untrained=false")
-    assert probe(*words, *FAST) == 0
+    # whoever asks for regions has no problem with rows elsewhere
+    assert probe(*words, *FAST, "train_regions=[1:101-3000]") == 0
     result = read_result(tmp_path / "out")
     assert result["genome_checksum"] == store.checksum
     assert result["divided_by"] == "regions"
+    assert result["left_out"] == {"elsewhere": 2}
     assert result["leakage"]["test_intervals_overlapping_others"] == 0
     samples = pq.read_table(tmp_path / "out" / "samples.parquet").to_pylist()
     assert samples[0]["region"] == "1:3001-3040:-"

@@ -47,7 +47,7 @@ REFUSED = {
     "one class": ([("A", "0", "train"), ("C", "0", "train"), ("A", "0", "test")], "of the class 0"),
     "no training": ([("A", "0", "test")], "no row is left for train"),
     "no test": (BALANCED[:4], "no row is left for test: 4 train"),
-    "all unusable": ([("!", "0", "train")], "left out: 1 not_dna"),
+    "all unusable": ([("!", "0", "train")], r"left out: 1 not_dna \(the first is set:0\)"),
     "class in test alone": ([*BALANCED, ("A", "2", "test")], "test has the class 2"),
     "class in dev alone": ([*BALANCED, ("A", "2", "dev")], "dev has the class 2"),
     "one row": ([*BALANCED, ("A", "2", "train")], "one training row alone is of the class 2"),
