@@ -153,7 +153,7 @@ def test_regions_that_share_bases_are_refused(store):
 
 @pytest.fixture(scope="module")
 def probed(folder):
-    """Everything from the FASTA to finished probes of one GUE set and both interval sets."""
+    """Everything from the FASTA to finished probes of a GUE set and of an interval set."""
     random, gue = np.random.default_rng(1), folder / "GUE"
     gue.mkdir()
     for split, count in (("train", 24), ("dev", 10), ("test", 12)):
@@ -171,7 +171,7 @@ def probed(folder):
     assert run_downstream.main([*map(str, words)]) == 0
     words = [
         "run", "--gue", gue, "--output", output, "--network", f"tiny FRAC={weights}",
-        "--sets", "tf_0", "promoters", "cpg_islands", "--max-train", 20, "--commit", "abc",
+        "--sets", "tf_0", "promoters", "--max-train", 20, "--commit", "abc",
     ]  # fmt: skip
     options = ["seeds=[0]", "l2=[0.01,1.0]", "max_k=2", "progress=false", "jobs=1"]
     words += [word for option in options for word in ("--option", option)]
@@ -189,15 +189,15 @@ def probed(folder):
 def test_probes_become_tables_and_pictures_of_a_page(probed, tmp_path):
     """Rows used of rows found, values of every model; a set gives way to its newer probe."""
     results, page = tmp_path / "results", tmp_path / "results.md"
-    probes = [str(probed / "probes" / name) for name in ("tf_0", "promoters", "cpg_islands")]
-    assert run_downstream.main(["add", *probes[:2], "--results", str(results)]) == 0
-    assert run_downstream.main(["add", *probes[1:], "--results", str(results)]) == 0
+    probes = [str(probed / "probes" / name) for name in ("tf_0", "promoters")]
+    assert run_downstream.main(["add", probes[0], "--results", str(results)]) == 0
+    assert run_downstream.main(["add", *probes, "--results", str(results)]) == 0
     names = ("sets", "mcc", "auroc", "accuracy", "differences", "choices", "machine")
     page.write_text("".join(f"<!-- table {name} -->\n<!-- end -->\n" for name in names))
     assert run_downstream.main(["page", "--results", str(results)]) == 0
     text = page.read_text()
     known = Results(results)
-    assert list(known.sets) == ["tf_0", "promoters", "cpg_islands"]
+    assert list(known.sets) == ["tf_0", "promoters"]
     assert known.models()[-1] == "tiny FRAC"
     seen = known.sets["promoters"]["seen"]
     assert seen["train"]["seen"] == seen["train"]["rows"] > 0
@@ -210,6 +210,7 @@ def test_probes_become_tables_and_pictures_of_a_page(probed, tmp_path):
     mcc = next(r for r in value if (r["model"], r["metric"]) == ("tiny FRAC", "mcc"))
     assert f"{mcc['value']:.3f} [{mcc['low']:.3f}, {mcc['high']:.3f}]" in text
     assert "tiny FRAC - k-mers" in text
+    assert str(probed) not in (results / "sets.json").read_text()
     assert "| abc |" in text
     assert {path.name for path in results.iterdir()} == {
         "table.csv", "differences.csv", "sets.json", "mcc.png", "auroc.png", "accuracy.png",

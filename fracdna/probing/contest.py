@@ -9,6 +9,7 @@ from fracdna.probing.counted_features import gc_and_length, kmer_counts
 from fracdna.probing.job import Job
 from fracdna.probing.kept import Kept
 from fracdna.probing.linear import Fit
+from fracdna.probing.metrics import measure
 from fracdna.probing.networks import BASELINE, NETWORK, UNTRAINED, compute_vectors
 from fracdna.probing.options import FINETUNE, LINEAR
 from fracdna.probing.regressions import Features, fit_all
@@ -92,14 +93,20 @@ def _majority(job: Job) -> Entry:
     members = np.bincount(data.labels[data.where(TRAIN)], minlength=len(data.classes))
     shape = 1, len(data.where(TEST)), len(members)
     probabilities = np.broadcast_to(members / members.sum(), shape)
-    return _entry(job, MAJORITY, BASELINE, probabilities, {})
+    return _entry(job, MAJORITY, BASELINE, probabilities, {}, (None,))
 
 
 def _entry(
-    job: Job, name: str, kind: str, probabilities: np.ndarray, choices: dict[str, Any]
+    job: Job,
+    name: str,
+    kind: str,
+    probabilities: np.ndarray,
+    choices: dict[str, Any],
+    seeds: tuple[int | None, ...] | None = None,
 ) -> Entry:
-    """The line of one model."""
-    return Entry.of(name, kind, probabilities, choices, job.data.labels[job.data.where(TEST)])
+    """The line of one model with its metrics; without `seeds` they are those of the job."""
+    measured = measure(job.data.labels[job.data.where(TEST)], probabilities)
+    return Entry(name, kind, seeds or job.options.seeds, probabilities, choices, measured)
 
 
 def _probabilities(fits: Sequence[Fit]) -> np.ndarray:

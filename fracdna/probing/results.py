@@ -1,5 +1,6 @@
 """What a probe leaves behind: tables, samples and the words for the terminal."""
 
+import contextlib
 import csv
 import json
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 
 from fracdna.probing.labelled import STATUSES, LabelledSet
 from fracdna.probing.leakage import Leakage
-from fracdna.probing.metrics import METRICS, Measured, measure
+from fracdna.probing.metrics import METRICS, Measured
 from fracdna.probing.networks import BASELINE, NETWORK
 from fracdna.probing.options import LINEAR
 from fracdna.probing.rows import DEV, TEST, TRAIN
@@ -27,7 +28,6 @@ WRITTEN = (
     "dropped.csv", "metrics.png", "roc.png",
 )  # fmt: skip
 _SHOWN = 10
-_ROWS_PER_GROUP = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Entry:
     Attributes:
         name: of the model.
         kind: "baseline", "untrained" or "network".
+        seeds: of its fits; None: nothing was drawn.
         probabilities: (seeds, test rows, classes).
         choices: what was chosen on validation, in plain values.
         measured: its metrics on the test rows.
@@ -44,17 +45,10 @@ class Entry:
 
     name: str
     kind: str
+    seeds: tuple[int | None, ...]
     probabilities: np.ndarray
     choices: dict[str, Any]
     measured: Measured
-
-    @classmethod
-    def of(
-        cls, name: str, kind: str, probabilities: np.ndarray, choices: dict[str, Any],
-        labels: np.ndarray,
-    ) -> "Entry":  # fmt: skip
-        """An entry with its metrics; `labels` are the classes of the test rows."""
-        return cls(name, kind, probabilities, choices, measure(labels, probabilities))
 
 
 class TableRow(NamedTuple):
@@ -114,12 +108,9 @@ class Report:
         facts += [self.leakage.counts(self.found)["test_rows_repeated"], self.removed]
         rows = []
         for entry in self.entries:
-            method, seeds = (
-                LINEAR if entry.kind == BASELINE else self.method,
-                len(entry.probabilities),
-            )
+            method = LINEAR if entry.kind == BASELINE else self.method
             for metric in METRICS:
-                numbers = *entry.measured.row(metric), seeds, entry.measured.ties
+                numbers = *entry.measured.row(metric), len(entry.seeds), entry.measured.ties
                 rows.append(TableRow(entry.name, entry.kind, method, metric, *numbers, *facts))
         return rows
 
@@ -155,38 +146,35 @@ class Report:
         self._write_samples(output / "samples.parquet")
 
     def _write_samples(self, path: Path) -> None:
-        """A row for each model, seed and test row; a row group for each model."""
-        test = self.data.where(TEST)
+        """A row for each model, seed and test row; a row group for each model and seed."""
+        test, classes = self.data.where(TEST), self.data.classes
         rows = [self.data.rows[n] for n in test]
-        places = [row.place for row in rows]
-        regions = [None if row.interval is None else str(row.interval) for row in rows]
-        labels = [self.data.classes[label] for label in self.data.labels[test]]
-        classes = np.array(self.data.classes)
-        schema = pa.schema(
-            [
-                ("model", pa.string()), ("seed", pa.int64()), ("row", pa.string()),
-                ("region", pa.string()), ("label", pa.string()), ("predicted", pa.string()),
-                ("probabilities", pa.list_(pa.float64(), len(classes))),
-            ],
-            metadata={"fracdna": json.dumps({"classes": list(self.data.classes)})},
-        )  # fmt: skip
-        with atomic_file(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        same = {
+            "row": pa.array([row.place for row in rows], pa.string()),
+            "region": pa.array([row.interval and str(row.interval) for row in rows], pa.string()),
+            "label": pa.array([classes[n] for n in self.data.labels[test]], pa.string()),
+        }
+        writer = None
+        with contextlib.ExitStack() as stack:
+            temporary = stack.enter_context(atomic_file(path))
             for entry in self.entries:
-                for seed, probabilities in enumerate(entry.probabilities):
+                for seed, probabilities in zip(entry.seeds, entry.probabilities, strict=True):
+                    predicted = [classes[n] for n in probabilities.argmax(axis=1)]
                     flat = pa.array(probabilities.ravel())
-                    columns = [
-                        pa.repeat(entry.name, len(test)),
-                        pa.repeat(pa.scalar(seed, pa.int64()), len(test)),
-                        places, regions, labels, classes[probabilities.argmax(axis=1)],
-                        pa.FixedSizeListArray.from_arrays(flat, len(classes)),
-                    ]  # fmt: skip
-                    arrays = [
-                        pa.array(column, type=field.type)
-                        if not isinstance(column, pa.Array)
-                        else column
-                        for column, field in zip(columns, schema, strict=True)
-                    ]
-                    writer.write_table(pa.table(arrays, schema=schema), _ROWS_PER_GROUP)
+                    table = pa.table(
+                        {
+                            "model": pa.repeat(entry.name, len(test)),
+                            "seed": pa.repeat(pa.scalar(seed, pa.int64()), len(test)),
+                            **same,
+                            "predicted": pa.array(predicted, pa.string()),
+                            "probabilities": pa.FixedSizeListArray.from_arrays(flat, len(classes)),
+                        },
+                        metadata={"classes": json.dumps(classes)},
+                    )
+                    writer = writer or stack.enter_context(
+                        pq.ParquetWriter(temporary, table.schema)
+                    )
+                    writer.write_table(table)
 
     def result(self) -> dict[str, Any]:
         """What result.json says of the set and the models."""

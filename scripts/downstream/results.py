@@ -14,6 +14,8 @@ from fracdna_prep.errors import InputError
 from fracdna_prep.files import atomic_file
 
 TABLE, DIFFERENCES, SETS = "table.csv", "differences.csv", "sets.json"
+# options that say where files lie, which is another place on every machine
+_PLACES = ("checkpoint", "dataset", "genome", "output")
 _WORDS = {"mcc": "MCC", "auroc": "AUROC", "accuracy": "accuracy"}
 
 
@@ -59,9 +61,13 @@ class Results:
         self.differences = [row for row in self.differences if row["set"] != name]
         self.table += [{"set": name} | row for row in result["table"]]
         self.differences += [{"set": name} | row for row in result["differences"]]
-        kept = ("classes", "rows", "bases", "leakage", "repeats_removed", "training_rows_found",
-                "left_out", "models", "versions", "set_sha256", "seconds", "config")  # fmt: skip
+        kept = (
+            "classes", "rows", "bases", "leakage", "repeats_removed", "training_rows_found",
+            "left_out", "models", "versions", "set_sha256", "seconds",
+        )  # fmt: skip
         self.sets[name] = {key: result[key] for key in kept} | about
+        options = result["config"].items()
+        self.sets[name]["options"] = {k: v for k, v in options if k not in _PLACES}
         self.sets[name]["networks"] = {
             network: {key: facts[key] for key in ("model_hash", "device", "version")}
             for network, facts in result["networks"].items()
@@ -84,7 +90,7 @@ class Results:
         return {
             "sets": render([self._set_row(name) for name in self.sets]),
             **{metric: render(self._by_set(metric)) for metric in _WORDS},
-            "differences": render(self._paired()),
+            "differences": render(self._paired()) if self.differences else "No network yet.",
             "choices": render([self._choices(name) for name in self.sets]),
             "machine": render(self._machines()),
         }

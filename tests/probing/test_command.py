@@ -77,6 +77,8 @@ def test_what_is_written(probe, checkpoint, model, small_set, tmp_path, capsys):
     samples = pq.read_table(out / "samples.parquet").to_pylist()
     assert len(samples) == (1 + 4 * 2) * 16
     assert all(sum(row["probabilities"]) == pytest.approx(1) for row in samples)
+    assert {row["seed"] for row in samples if row["model"] == "tiny"} == {0, 1}
+    assert {row["seed"] for row in samples if row["model"] == "majority"} == {None}
     by_hand = [row["predicted"] == row["label"] for row in samples if row["model"] == "tiny"]
     assert np.mean(by_hand) == pytest.approx(float(table["tiny", "accuracy"]["value"]))
     printed = capsys.readouterr().out
