@@ -13,10 +13,8 @@ from fracdna.probing.metrics import measure
 from fracdna.probing.networks import BASELINE, NETWORK, UNTRAINED, compute_vectors
 from fracdna.probing.options import FINETUNE, LINEAR
 from fracdna.probing.regressions import Features, fit_all
-from fracdna.probing.results import Entry
+from fracdna.probing.results import GC_LENGTH, KMERS, MAJORITY, Entry
 from fracdna.probing.rows import TEST, TRAIN
-
-MAJORITY, GC_LENGTH, KMERS = "majority", "GC and length", "k-mers"
 
 
 def compare(job: Job) -> list[Entry]:

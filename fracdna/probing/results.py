@@ -27,6 +27,7 @@ WRITTEN = (
     "result.json", "table.csv", "differences.csv", "samples.parquet", "duplicates.csv",
     "dropped.csv", "metrics.png", "roc.png",
 )  # fmt: skip
+MAJORITY, GC_LENGTH, KMERS = "majority", "GC and length", "k-mers"
 _SHOWN = 10
 
 
@@ -268,7 +269,7 @@ def about_leakage(leakage: Leakage, found: LabelledSet, removed: int) -> list[st
 
 
 def terminal_table(report: Report) -> str:
-    """Models and metrics side by side; all metrics are in the files."""
+    """Models and metrics side by side, and paired differences in MCC; all else is in the files."""
     width = max(len(entry.name) for entry in report.entries) + 2
     head = f"{'':<{width}}{'MCC':>24}{'AUROC':>9}{'AUPRC':>9}{'accuracy':>10}{'F1':>8}"
     lines = [head]
@@ -278,6 +279,12 @@ def terminal_table(report: Report) -> str:
         numbers = f"{mcc[0]:>8.3f} {interval:<16}" + "".join(
             f"{row[0]:>{size}.3f}" for row, size in zip(others, (8, 9, 10, 8), strict=True)
         )
-        ties = f"  {entry.measured.ties:,.0f} ties" if entry.measured.ties else ""
-        lines.append(f"{entry.name:<{width}}{numbers}{ties}")
+        notes = f"  {entry.measured.ties:,.0f} ties" if entry.measured.ties else ""
+        notes += "" if entry.choices.get("converged", True) else "  a fit has not converged"
+        lines.append(f"{entry.name:<{width}}{numbers}{notes}")
+    lines += [
+        f"{row.model} - {row.other}: MCC {row.difference:+.3f} [{row.low:+.3f}, {row.high:+.3f}]"
+        for row in report.differences()
+        if row.metric == "mcc" and row.other not in (MAJORITY, GC_LENGTH)
+    ]
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from typing import Any
 from kernel_benchmark.report import Row, render
 
 from fracdna.pictures import draw_points
-from fracdna.probing.results import DifferenceRow, TableRow
+from fracdna.probing.results import MAJORITY, DifferenceRow, TableRow
 from fracdna_prep.errors import InputError
 from fracdna_prep.files import atomic_file
 
@@ -153,7 +153,7 @@ class Results:
         for name in self.sets:
             row: Row = {"set": name}
             for one in self.differences:
-                if (one["set"], one["metric"]) == (name, "mcc") and one["other"] != "majority":
+                if (one["set"], one["metric"]) == (name, "mcc") and one["other"] != MAJORITY:
                     row[f"{one['model']} - {one['other']}"] = _told(one, "difference")
             rows.append(row)
         return rows

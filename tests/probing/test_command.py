@@ -83,7 +83,8 @@ def test_what_is_written(probe, checkpoint, model, small_set, tmp_path, capsys):
     assert np.mean(by_hand) == pytest.approx(float(table["tiny", "accuracy"]["value"]))
     printed = capsys.readouterr().out
     assert "no test row repeats" in printed
-    assert "tiny, untrained" in printed
+    assert "tiny - tiny, untrained: MCC " in printed
+    assert "tiny - majority" not in printed
 
 
 def test_vectors_are_those_of_embed_whatever_stands_beside_them(
