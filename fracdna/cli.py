@@ -59,6 +59,12 @@ VERBS = {
         "fracdna score checkpoint=runs/frac/checkpoints/best.ckpt genome=prepared/genome "
         "variants=calls.vcf.gz output=scores.parquet vcf=scored.vcf.gz",
     ),
+    "probe": Verb(
+        "what the vectors of networks know of a labelled set, beside k-mer counts",
+        "fracdna.probing.command:run",
+        "fracdna probe checkpoint=runs/frac/checkpoints/best.ckpt dataset=GUE/prom_core "
+        "output=probes/prom_core",
+    ),
     "generate": Verb(
         "DNA continued by a model, base by base, in constant memory",
         "fracdna.generation:run",

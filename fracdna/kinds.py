@@ -35,6 +35,12 @@ OPTIONAL = {
     "logger.id": "text",
     "block_size": "whole number",
     "guard": "whole number",
+    "dataset": "text",
+    "train": "text",
+    "dev": "text",
+    "test": "text",
+    "max_train": "whole number",
+    "jobs": "whole number",
 }
 # options with another default that may be null
 NULLABLE = ("trainer.gradient_clip_val",)

@@ -14,14 +14,14 @@ from fracdna_prep.genome import GenomeStore
 
 
 def provenance(
-    model: LanguageModel, checkpoint: str, store: GenomeStore, device: torch.device
+    model: LanguageModel, checkpoint: str, store: GenomeStore | None, device: torch.device
 ) -> dict[str, Any]:
     """Plain values that tell model, genome, versions and device.
 
     Args:
         model: the network.
         checkpoint: the path that it was opened from.
-        store: the genome.
+        store: the genome; None where sequences have none.
         device: where the network computes.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -34,8 +34,8 @@ def provenance(
         "checkpoint": checkpoint,
         "model_hash": model_hash(model),
         "model": model.config,
-        "genome": [source.name for source in store.record.sources],
-        "genome_checksum": store.checksum,
+        "genome": None if store is None else [source.name for source in store.record.sources],
+        "genome_checksum": None if store is None else store.checksum,
         "device": name,
         "kernel_form": forms,
     }

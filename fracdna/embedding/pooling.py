@@ -43,12 +43,16 @@ class Pool:
             kept = torch.where(counted[..., None], states, 0.0).sum(1, dtype=torch.float64)
             self._sums[number] = self._sums[number] + kept if number in self._sums else kept
 
-    def result(self) -> np.ndarray:
-        """(batch, layers, d_model) float64, after all positions were added."""
+    def vectors(self) -> Tensor:
+        """(batch, layers, d_model) float64, after all positions were added; carries gradients."""
         sums = torch.stack([self._sums[number] for number in sorted(self._sums)], dim=1)
         if self._position is None:
             sums = sums / (self._stop - self._first)[:, None, None]
-        return sums.cpu().numpy()
+        return sums
+
+    def result(self) -> np.ndarray:
+        """The vectors in an array."""
+        return self.vectors().cpu().numpy()
 
 
 class PerBase:

@@ -20,7 +20,15 @@ from fracdna.outcomes import NotFinite
 from fracdna_prep.errors import InputError
 from fracdna_prep.vocabulary import DNA
 
-__all__ = ["Embedder", "Ids", "batches", "evaluating", "pooled_batches", "pooled_states"]
+__all__ = [
+    "Embedder",
+    "Ids",
+    "batches",
+    "evaluating",
+    "padded",
+    "pooled_batches",
+    "pooled_states",
+]
 
 # query-key pairs that one step over a growing cache may have: a mask of so many entries
 _PAIRS = 1 << 25
@@ -218,7 +226,7 @@ class Embedder:
         if max(read.stop for read in reads) > self._longest_pass:
             self._stream(reads[0], into)
             return
-        layers, _ = self._states(_padded([read.ids[: read.stop] for read in reads]), None)
+        layers, _ = self._states(padded([read.ids[: read.stop] for read in reads]), None)
         into.add([states[:, 1:] for states in layers], 0)
         self._advance(sum(read.stop for read in reads))
 
@@ -228,7 +236,7 @@ class Embedder:
         piece = self._piece_length(read.stop)
         for start in range(0, read.stop, piece):
             part = read.ids[start : min(start + piece, read.stop)]
-            layers, state = self._states(_padded([part]) if start == 0 else part[None], state)
+            layers, state = self._states(padded([part]) if start == 0 else part[None], state)
             into.add([x[:, 1:] for x in layers] if start == 0 else layers, start)
             self._advance(len(part))
 
@@ -267,7 +275,7 @@ class Embedder:
         return [kept[layer] for layer in self._options.layers], state
 
 
-def _padded(parts: Sequence[np.ndarray]) -> np.ndarray:
+def padded(parts: Sequence[np.ndarray]) -> np.ndarray:
     """(batch, 1 + longest) uint8: BOS, the ids, then PAD on the right."""
     ids = np.full((len(parts), 1 + max(map(len, parts))), DNA.pad, dtype=np.uint8)
     ids[:, 0] = DNA.bos
