@@ -1,5 +1,6 @@
 """`fracdna embed` from its command line to the Parquet file."""
 
+import concurrent.futures
 import json
 import os
 import subprocess
@@ -366,8 +367,23 @@ def leave(batch):
     os._exit(9)
 
 
-def test_nan_in_another_process_ends_the_run(broken, embed, store, tmp_path, capsys):
+class Here(concurrent.futures.Executor):
+    """Does at once, in this process, what others would do."""
+
+    def __init__(self, count, context, begin, given):
+        begin(*given)
+
+    def submit(self, work, batch):
+        done = concurrent.futures.Future()
+        done.set_result(work(batch))
+        return done
+
+
+def test_nan_in_another_process_ends_the_run(broken, embed, store, tmp_path, monkeypatch, capsys):
     """Case 38: the first row with a base by the order given, whichever batch ends first."""
+    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(block_run.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(block_run, "_workers", [])
     bed = write_bed(tmp_path, ("chr2", 900, 950), ("chr2", 5, 25), ("chr1", 0, 900))
     arguments = (f"genome={store.directory}", f"regions={bed}", "devices=2", "device=cpu")
     assert embed(*arguments, "batch_bases=100", checkpoint=broken) == 1
