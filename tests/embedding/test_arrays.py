@@ -111,8 +111,8 @@ def test_small_differences_survive_the_arrays(zarr, embed, tmp_path, monkeypatch
     close = np.float32(1) + np.float32(1e-4) * np.arange(312, dtype=np.float32)[:, None, None] % 2
 
     def run(work, **_):
-        work._scratch.values[:] = close
-        return work._scratch.values
+        work._kept.values[:] = close
+        return work._kept.values
 
     monkeypatch.setattr(command.BlockRun, "run", run)
     assert embed("out.zarr", "pooling=none") == 1

@@ -148,7 +148,7 @@ def fixed_values(monkeypatch):
 
     def give(values):
         def run(work, **_):
-            out = work._scratch.values
+            out = work._kept.values
             out[:] = values[: len(out), None, None]
             return out
 
@@ -235,7 +235,7 @@ def test_an_interrupted_run_goes_on(embed, store, tmp_path, interrupted, capsys)
     assert total > 4
     interrupted(4)
     assert embed(*arguments) == 130
-    assert f"3 of {total} batches are kept in" in capsys.readouterr().err
+    assert f"3 of {total} batches are finished and kept in" in capsys.readouterr().err
     assert not (tmp_path / "out.parquet").exists()
     begun = interrupted(None)
     assert embed(*arguments) == 0
@@ -509,7 +509,10 @@ def test_names_may_be_mapped(embed, read, store, tmp_path, capsys):
         (["regions={fasta}"], "leave out genome="),
         (["checkpoint=nowhere.ckpt"], "no such checkpoint file"),
         (["checkpoint=null"], "checkpoint= is missing"),
-        (["output=table.csv"], "name it x.parquet or x.h5ad, or with pooling=none x.zarr"),
+        (
+            ["output=table.csv"],
+            "name it x.parquet (a table) or x.h5ad (AnnData) or x.zarr (every",
+        ),
         (["layer=9"], "layer=9: this model has 0"),
         (["pooling=max"], "pooling=max: choose one of"),
         (["device=tpu"], "device=tpu: choose auto, cpu, cuda"),
