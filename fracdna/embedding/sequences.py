@@ -42,7 +42,7 @@ def embed(
             "none": a vector for every base.
         strand: "forward", "reverse" or "average", the mean of both.
         batch_bases: most positions of a batch, padding and BOS included; "auto" is 65,536 on a GPU
-            and 8,192 on a CPU.
+            and 4,096 on a CPU.
         segment: a sequence of more bases is read in segments with carried state.
         precision: of the computation, "float32" or "bf16".
         device: "auto", "cpu", "cuda" or "cuda:1": the model is moved there, and stays; None: where
