@@ -32,13 +32,17 @@ def output_path(
     Raises:
         InputError: another kind of value or file, or a place that forbids it.
     """
-    if not isinstance(value, str) or not Path(value).name.endswith(tuple(endings)):
+    named = Path(value).name if isinstance(value, str) else ""
+    # an ending by itself is the name of a hidden file
+    if named in endings or not named.endswith(tuple(endings)):
         kinds = " or ".join(f"x{ending} ({what})" for ending, what in endings.items())
         raise InputError(f"{name}={value}: name it {kinds}")
     path = Path(value).absolute()
     # the folder: what is written is renamed into place, also over an older one
     check_writable(path.parent)
-    if path.exists() and not replaces(path):
+    with writing_refusals(path):
+        exists = path.exists()
+    if exists and not replaces(path):
         kind = "folder" if path.is_dir() else "file"
         raise InputError(f"{name}={value} is a {kind} of something else: name another {name}")
     return path

@@ -513,6 +513,8 @@ def test_names_may_be_mapped(embed, read, store, tmp_path, capsys):
             ["output=table.csv"],
             "name it x.parquet (a table) or x.h5ad (AnnData) or x.zarr (every",
         ),
+        (["output=.parquet"], "output=.parquet: name it x.parquet"),
+        ([f"output={'a' * 260}.parquet"], "cannot be written (File name too long)"),
         (["layer=9"], "layer=9: this model has 0"),
         (["pooling=max"], "pooling=max: choose one of"),
         (["device=tpu"], "device=tpu: choose auto, cpu, cuda"),
