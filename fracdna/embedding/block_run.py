@@ -2,12 +2,9 @@
 
 import concurrent.futures
 import contextlib
-import hashlib
-import json
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +17,10 @@ import torch
 from tqdm import tqdm
 
 from fracdna.embedding.rows import Rows
-from fracdna.embedding.scratch import Scratch, open_values
 from fracdna.embedding.states import Embedder
 from fracdna.model.checkpoint import load_model
 from fracdna.model.heads import LanguageModel
+from fracdna.resumable import Resumable, open_values
 from fracdna_prep.errors import Unfinished
 from fracdna_prep.progress import progress_bar
 
@@ -72,14 +69,20 @@ class BlockRun:
     ) -> None:
         self._model, self._rows, self._places = model, rows, places
         self._batches = Embedder(model, rows.options).plan(rows.reads)
-        key = hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()
-        self._scratch = Scratch(folder, key, rows, self._batches, model.backbone.d_model)
-        self.resumed = sum(len(self._batches[number]) for number in self._scratch.finished)
+        self._kept = Resumable(
+            folder,
+            identity,
+            rows.shape(model.backbone.d_model),
+            np.float32,
+            len(self._batches),
+            lambda number: map(rows.place, self._batches[number]),
+        )
+        self.resumed = sum(len(self._batches[number]) for number in self._kept.finished)
 
     @property
     def positions(self) -> int:
         """Bases that the passes still to be computed read."""
-        return sum(self._positions(number) for number in self._left())
+        return sum(self._positions(number) for number in self._kept.left)
 
     def run(self, *, progress: bool) -> np.ndarray:
         """Compute what is left.
@@ -94,29 +97,21 @@ class BlockRun:
             NotFinite: a vector holds NaN or infinity; names the first affected row.
             Unfinished: a process was killed; finished batches are kept.
         """
-        left = self._left()
-        alone = len(self._places.devices) == 1
-        try:
-            with (
-                progress_bar(self.positions, "embed", progress) as bar,
-                contextlib.closing((self._alone if alone else self._together)(left, bar)) as found,
-            ):
-                for number, affected in found:
-                    if affected is not None:
-                        raise self._rows.not_finite(self._first_affected(affected))
-                    self._scratch.finish(number)
-        except KeyboardInterrupt:
-            self._keep_or_remove()
-            raise
-        return self._scratch.values
+        compute = self._alone if len(self._places.devices) == 1 else self._together
+        with (
+            self._kept.kept_when_interrupted(),
+            progress_bar(self.positions, "embed", progress) as bar,
+            contextlib.closing(compute(self._kept.left, bar)) as found,
+        ):
+            for number, affected in found:
+                if affected is not None:
+                    raise self._rows.not_finite(self._first_affected(affected))
+                self._kept.finish(number)
+        return self._kept.values
 
     def forget(self) -> None:
         """Remove the folder: the results are written, or will never be."""
-        self._scratch.remove()
-
-    def _left(self) -> list[int]:
-        """Batches without values, the longest rows first."""
-        return [n for n in range(len(self._batches)) if n not in self._scratch.finished]
+        self._kept.remove()
 
     def _positions(self, number: int) -> int:
         """Bases that the passes of a batch read."""
@@ -125,7 +120,7 @@ class BlockRun:
 
     def _alone(self, left: Sequence[int], bar: tqdm) -> Generator[tuple[int, int | None]]:
         """Each batch, computed here, and its first read that is not finite."""
-        rows, values = self._rows, self._scratch.values
+        rows, values = self._rows, self._kept.values
         embedder = Embedder(self._model, rows.options, bar.update)
         for number in left:
             yield number, _compute(embedder, rows, self._batches[number], values)
@@ -138,7 +133,7 @@ class BlockRun:
         for device in self._places.devices:
             devices.put(str(device))
         threads = max(1, torch.get_num_threads() // count)
-        place = self._scratch.values_path, self._scratch.shape
+        place = self._kept.values_path, self._kept.values.shape
         given = devices, self._places.checkpoint, self._rows, place, threads
         pool = concurrent.futures.ProcessPoolExecutor(count, context, _begin, given)
         try:
@@ -150,8 +145,8 @@ class BlockRun:
         except concurrent.futures.BrokenExecutor:
             raise Unfinished(
                 f"a process ended before its batch was finished, perhaps for lack of memory; "
-                f"{self._kept()}: give the same command again, with fewer devices= or a smaller "
-                "batch_bases= where memory is short"
+                f"{self._kept.describe()}: give the same command again, with fewer devices= or a "
+                "smaller batch_bases= where memory is short"
             ) from None
         finally:
             # whoever was interrupted does not wait for passes under way
@@ -162,23 +157,11 @@ class BlockRun:
     def _first_affected(self, known: int) -> int:
         """The first read that is not finite, also of those that still wait."""
         done = np.zeros(len(self._rows.reads), dtype=bool)
-        for number in self._scratch.finished:
+        for number in self._kept.finished:
             done[self._batches[number]] = True
         return Embedder(self._model, self._rows.options).first_affected(
             self._rows.reads, done, known
         )
-
-    def _kept(self) -> str:
-        """What is finished, in words."""
-        done = len(self._scratch.finished)
-        return f"{done} of {len(self._batches)} batches are kept in {self._scratch.folder}"
-
-    def _keep_or_remove(self) -> None:
-        """Say what an interruption has left; a folder without anything finished is removed."""
-        if self._scratch.finished:
-            print(f"{self._kept()}: give the same command again to go on", file=sys.stderr)
-        else:
-            self._scratch.remove()
 
 
 @dataclass(frozen=True)
@@ -206,7 +189,7 @@ def _begin(
     threading.Thread(target=_end_with_the_first, daemon=True).start()
     torch.set_num_threads(threads)
     model = load_model(checkpoint, devices.get())
-    _workers.append(_Worker(Embedder(model, rows.options), rows, open_values(*place)))
+    _workers.append(_Worker(Embedder(model, rows.options), rows, open_values(*place, np.float32)))
 
 
 def _end_with_the_first() -> None:
@@ -224,5 +207,5 @@ def _compute_here(batch: np.ndarray) -> int | None:
 
 def _compute(embedder: Embedder, rows: Rows, batch: np.ndarray, values: np.ndarray) -> int | None:
     """Fill in the vectors of a batch; the first of its reads that is not finite."""
-    targets = [rows.target(values, read) for read in batch]
+    targets = [values[rows.place(read)] for read in batch]
     return embedder.fill_batch(rows.reads, batch, targets)

@@ -33,8 +33,8 @@ from fracdna.model.checkpoint import load_model
 from fracdna.model.heads import LanguageModel
 from fracdna.outcomes import FINE, ROW_PROBLEMS, NotFinite
 from fracdna.provenance import provenance
+from fracdna.resumable import unfinished_folder
 from fracdna_prep.errors import InputError
-from fracdna_prep.files import exclusive_lock
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.option_checks import check_whole_number
 from fracdna_prep.wording import counted
@@ -74,10 +74,9 @@ def run(config: DictConfig) -> int:
     """
     with contextlib.ExitStack() as stack:
         job = _open(config, stack)
-        hidden = job.output.with_name(f".{job.output.name}.unfinished")
-        stack.enter_context(exclusive_lock(hidden.with_suffix(".lock"), wait=False))
+        folder = stack.enter_context(unfinished_folder(job.output))
         rows = Rows.of_regions(job.regions, job.store, job.options)
-        work = BlockRun(job.model, rows, job.places, hidden, _identity(job))
+        work = BlockRun(job.model, rows, job.places, folder, _identity(job))
         _announce(job, work)
         positions, left = work.positions, len(rows.reads) - work.resumed
         started = time.perf_counter()
@@ -110,7 +109,7 @@ def _open(config: DictConfig, stack: contextlib.ExitStack) -> _Job:
             raise InputError(f"{name}= is missing: name {what}")
     if not isinstance(chosen["checkpoint"], str):
         raise InputError(f"checkpoint={chosen['checkpoint']}: name one checkpoint, not several")
-    output = check_output(config.output, options, chosen["dtype"])
+    output = check_output(chosen["output"], options, chosen["dtype"])
     devices = _devices(chosen, options.precision)
     options = options.on(devices[0])
     model = load_model(config.checkpoint, devices[0])

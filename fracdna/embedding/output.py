@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fracdna.embedding.options import PER_BASE, EmbeddingOptions
 from fracdna.embedding.regions import Regions
+from fracdna.resumable import output_path
 from fracdna_prep.errors import InputError
-from fracdna_prep.files import check_writable
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.option_checks import check_choice
 from fracdna_prep.tables import Column
@@ -29,8 +30,13 @@ COLUMNS = (
     Column("n_fraction", pa.float64(), "0 to 1", "share of N; null where nothing was read"),
 )
 DTYPES = ("float32", "float16")
+_KINDS = {
+    ".parquet": "a table",
+    ".h5ad": "AnnData",
+    ".zarr": f"every base, with pooling={PER_BASE}",
+}
 # package that writes a kind of file, which an extra of the same name installs
-_WRITERS = {".parquet": None, ".h5ad": "anndata", ".zarr": "zarr"}
+_WRITERS = {".h5ad": "anndata", ".zarr": "zarr"}
 _ZARR_GROUP = "zarr.json"
 
 
@@ -79,26 +85,21 @@ class Results:
         return [pa.array(values[column.name], type=column.kind) for column in COLUMNS]
 
 
-def check_output(output: str, options: EmbeddingOptions, dtype: str) -> Path:
+def check_output(output: Any, options: EmbeddingOptions, dtype: str) -> Path:
     """The absolute path of the output, if it can be written and suits what goes into it.
 
     Raises:
         InputError: another kind of file, a package that is missing, or a place that forbids it.
     """
     check_choice("dtype", dtype, DTYPES)
-    path = Path(output).absolute()
-    if path.suffix not in _WRITERS:
-        raise InputError(
-            f"output={output}: name it x.parquet or x.h5ad, or with pooling={PER_BASE} x.zarr"
-        )
+    path = output_path("output", output, _KINDS, _replaces)
     _check_kind(output, path.suffix, options, dtype)
-    if path.is_dir() and not (path.suffix == ".zarr" and (path / _ZARR_GROUP).is_file()):
-        raise InputError(f"output={output} is a folder of something else: name another output")
-    if path.suffix == ".zarr" and path.is_file():
-        raise InputError(f"output={output} is a file, and a Zarr group a folder: name another")
-    # the folder: the output itself is renamed into place, also over an older one
-    check_writable(path.parent)
     return path
+
+
+def _replaces(path: Path) -> bool:
+    """Whether what is there is a file, or a group, as would be written."""
+    return (path / _ZARR_GROUP if path.suffix == ".zarr" else path).is_file()
 
 
 def _check_kind(output: str, suffix: str, options: EmbeddingOptions, dtype: str) -> None:
@@ -112,7 +113,7 @@ def _check_kind(output: str, suffix: str, options: EmbeddingOptions, dtype: str)
         raise InputError(
             f"dtype={dtype} goes with pooling={PER_BASE} alone: pooled vectors are small"
         )
-    package = _WRITERS[suffix]
+    package = _WRITERS.get(suffix)
     if package and find_spec(package) is None:
         raise InputError(
             f"output={output} needs the package {package}, which is missing: "

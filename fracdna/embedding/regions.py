@@ -203,7 +203,8 @@ def _parse(text: str) -> Interval:
     except InputError as error:
         if ":" in text:
             raise
-        raise InputError(f"regions={text}: there is no such file, and {error}") from None
+        what = "that is a folder" if Path(text).is_dir() else "there is no such file"
+        raise InputError(f"regions={text}: {what}, and {error}") from None
 
 
 def _place(region: Interval, contig_length: int, flank: int) -> tuple[Interval, Interval, str]:

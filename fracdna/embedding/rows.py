@@ -73,10 +73,10 @@ class Rows:
         """A caller's array with the axis of layers, which it lacks for a single one."""
         return out[:, None] if isinstance(self.options.layer, int) else out
 
-    def target(self, values: np.ndarray, read: int) -> np.ndarray:
-        """The place of a read's vectors in all values."""
+    def place(self, read: int) -> slice:
+        """Where a read's vectors are in all values."""
         row = self.usable[read]
-        return values[self.offsets[row] : self.offsets[row + 1]]
+        return slice(self.offsets[row], self.offsets[row + 1])
 
     def not_finite(self, read: int) -> NotFinite:
         """What is raised for the first read whose vectors are no numbers."""
@@ -109,7 +109,7 @@ def fill_rows(
     embedder = Embedder(model, rows.options, advance)
     done = np.zeros(len(rows.reads), dtype=bool)
     for batch in embedder.plan(rows.reads):
-        targets = [rows.target(values, read) for read in batch]
+        targets = [values[rows.place(read)] for read in batch]
         affected = embedder.fill_batch(rows.reads, batch, targets)
         if affected is not None:
             raise rows.not_finite(embedder.first_affected(rows.reads, done, affected))

@@ -43,7 +43,7 @@ def embed(
         strand: "forward", "reverse", "average" (the mean of both) or "equivariant" (one behind the
             other: 2 d_model values).
         batch_bases: most positions of a batch, padding and BOS included; "auto" is 65,536 on a GPU
-            and 8,192 on a CPU.
+            and 4,096 on a CPU.
         segment: a sequence of more bases is read in segments with carried state.
         precision: of the computation, "float32" or "bf16".
         device: "auto", "cpu", "cuda" or "cuda:1": the model is moved there, and stays; None: where

@@ -223,7 +223,9 @@ class Embedder:
     @torch.inference_mode()
     def _read(self, reads: Sequence[Read], into: Pool | PerBase) -> None:
         """One strand of reads."""
-        if max(read.stop for read in reads) > self._longest_pass:
+        longest = max(read.stop for read in reads)
+        # the model is asked whether its state grows only where that decides
+        if longest > self._shortest_limit and longest > self._longest_pass:
             self._stream(reads[0], into)
             return
         layers, _ = self._states(padded([read.ids[: read.stop] for read in reads]), None)
@@ -240,13 +242,15 @@ class Embedder:
             into.add([x[:, 1:] for x in layers] if start == 0 else layers, start)
             self._advance(len(part))
 
+    @property
+    def _shortest_limit(self) -> int:
+        """Bases that every model reads at once."""
+        return min(self._options.segment, self._options.batch_bases)
+
     @cached_property
     def _longest_pass(self) -> int:
         """Bases that are read at once: a segment, or a batch where the state has a fixed size."""
-        options = self._options
-        if state_grows(self._backbone):
-            return options.segment
-        return min(options.segment, options.batch_bases)
+        return self._options.segment if state_grows(self._backbone) else self._shortest_limit
 
     def _piece_length(self, length: int) -> int:
         """Bases of one step: fewer where every step looks at a growing cache."""

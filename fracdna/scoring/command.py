@@ -15,6 +15,7 @@ from fracdna.model.checkpoint import load_model
 from fracdna.model.heads import LanguageModel
 from fracdna.outcomes import FINE, ROW_PROBLEMS, NotFinite
 from fracdna.provenance import provenance
+from fracdna.resumable import output_path, unfinished_folder
 from fracdna.scoring.alleles import STATUSES, Alleles, judge_alleles
 from fracdna.scoring.block_run import BlockRun
 from fracdna.scoring.options import ScoringOptions
@@ -25,13 +26,15 @@ from fracdna.scoring.scores import Values
 from fracdna.scoring.variants import Record, read_vcf
 from fracdna.scoring.windows import Site
 from fracdna_prep.errors import InputError
-from fracdna_prep.files import check_writable, exclusive_lock, sha256_file
+from fracdna_prep.files import sha256_file
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.names import match_names, require_names, resolve_names
 from fracdna_prep.option_checks import check_choice
 from fracdna_prep.wording import counted
 
 FORMAT = "fracdna scores 1"
+_TABLES = {".parquet": "a table"}
+_VCFS = {".vcf": "a VCF", ".vcf.gz": "bgzip", ".vcf.bgz": "bgzip"}
 _SHOWN = 10
 
 
@@ -85,8 +88,8 @@ def run(config: DictConfig) -> int:
     """
     chosen = OmegaConf.to_container(config, resolve=True)
     job = _open(chosen)
-    with exclusive_lock(job.output.with_name(f".{job.output.name}.lock"), wait=False):
-        work = _plan(job)
+    with unfinished_folder(job.output) as folder:
+        work = _plan(job, folder)
         _announce(job, work.finished)
         started = time.perf_counter()
         values = _values(job, work, chosen["checkpoint"])
@@ -107,10 +110,10 @@ def _open(chosen: dict[str, Any]) -> _Job:
     options.check()
     check_choice("missing_contigs", chosen["missing_contigs"], ("refuse", "skip"))
     _check_sources(chosen)
-    output = _output_path("output", chosen["output"], "a Parquet file", (".parquet",))
+    output = output_path("output", chosen["output"], _TABLES, Path.is_file)
     vcf = None
     if chosen["vcf"] is not None:
-        vcf = _output_path("vcf", chosen["vcf"], "a VCF", (".vcf", ".vcf.gz", ".vcf.bgz"))
+        vcf = output_path("vcf", chosen["vcf"], _VCFS, Path.is_file)
         if Path(chosen["variants"]).resolve() == vcf.resolve():
             raise InputError(f"vcf={chosen['vcf']} is the input: name another file")
     model = load_model(chosen["checkpoint"], device)
@@ -139,18 +142,6 @@ def _check_sources(chosen: dict[str, Any]) -> None:
             raise InputError(f"{name}={chosen[name]} {without} saturation=true")
     if chosen["vcf"] is not None and chosen["saturation"]:
         raise InputError(f"vcf={chosen['vcf']} does not go with saturation=true")
-
-
-def _output_path(name: str, value: Any, what: str, endings: tuple[str, ...]) -> Path:
-    """The absolute path of a file to be written, if it can be."""
-    if not isinstance(value, str) or not value.endswith(endings):
-        raise InputError(f"{name}={value}: it is {what}, name it so: x{endings[0]}")
-    path = Path(value).absolute()
-    if path.is_dir():
-        raise InputError(f"{name}={value} is a folder: name a file")
-    # the folder: the file itself is renamed into place, also over an older one
-    check_writable(path.parent)
-    return path
 
 
 def _open_inputs(chosen: dict[str, Any]) -> _Inputs:
@@ -231,15 +222,14 @@ def _metadata(
     }
 
 
-def _plan(job: _Job) -> BlockRun:
+def _plan(job: _Job, folder: Path) -> BlockRun:
     """What is to be computed, with what an interrupted run has left."""
     # what the values depend on, by content: the same files elsewhere are gone on with too
     places = ("checkpoint", "variants", "genome")
     identity = {name: value for name, value in job.metadata.items() if name not in places}
     if job.inputs.sha256 is None:
         identity["region"] = job.inputs.source
-    path = job.output.with_name(f".{job.output.name}.unfinished")
-    return BlockRun(job.model, job.inputs.store, job.inputs.alleles, job.options, path, identity)
+    return BlockRun(job.model, job.inputs.store, job.inputs.alleles, job.options, folder, identity)
 
 
 def _values(job: _Job, work: BlockRun, checkpoint: str) -> np.ndarray:

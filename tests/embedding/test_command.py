@@ -1,5 +1,6 @@
 """`fracdna embed` from its command line to the Parquet file."""
 
+import concurrent.futures
 import json
 import os
 import subprocess
@@ -147,7 +148,7 @@ def fixed_values(monkeypatch):
 
     def give(values):
         def run(work, **_):
-            out = work._scratch.values
+            out = work._kept.values
             out[:] = values[: len(out), None, None]
             return out
 
@@ -234,7 +235,7 @@ def test_an_interrupted_run_goes_on(embed, store, tmp_path, interrupted, capsys)
     assert total > 4
     interrupted(4)
     assert embed(*arguments) == 130
-    assert f"3 of {total} batches are kept in" in capsys.readouterr().err
+    assert f"3 of {total} batches are finished and kept in" in capsys.readouterr().err
     assert not (tmp_path / "out.parquet").exists()
     begun = interrupted(None)
     assert embed(*arguments) == 0
@@ -366,8 +367,23 @@ def leave(batch):
     os._exit(9)
 
 
-def test_nan_in_another_process_ends_the_run(broken, embed, store, tmp_path, capsys):
+class Here(concurrent.futures.Executor):
+    """Does at once, in this process, what others would do."""
+
+    def __init__(self, count, context, begin, given):
+        begin(*given)
+
+    def submit(self, work, batch):
+        done = concurrent.futures.Future()
+        done.set_result(work(batch))
+        return done
+
+
+def test_nan_in_another_process_ends_the_run(broken, embed, store, tmp_path, monkeypatch, capsys):
     """Case 38: the first row with a base by the order given, whichever batch ends first."""
+    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(block_run.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(block_run, "_workers", [])
     bed = write_bed(tmp_path, ("chr2", 900, 950), ("chr2", 5, 25), ("chr1", 0, 900))
     arguments = (f"genome={store.directory}", f"regions={bed}", "devices=2", "device=cpu")
     assert embed(*arguments, "batch_bases=100", checkpoint=broken) == 1
@@ -494,7 +510,12 @@ def test_names_may_be_mapped(embed, read, store, tmp_path, capsys):
         (["regions={fasta}"], "leave out genome="),
         (["checkpoint=nowhere.ckpt"], "no such checkpoint file"),
         (["checkpoint=null"], "checkpoint= is missing"),
-        (["output=table.csv"], "name it x.parquet or x.h5ad, or with pooling=none x.zarr"),
+        (
+            ["output=table.csv"],
+            "name it x.parquet (a table) or x.h5ad (AnnData) or x.zarr (every",
+        ),
+        (["output=.parquet"], "output=.parquet: name it x.parquet"),
+        ([f"output={'a' * 260}.parquet"], "cannot be written (File name too long)"),
         (["layer=9"], "layer=9: this model has 0"),
         (["pooling=max"], "pooling=max: choose one of"),
         (["device=tpu"], "device=tpu: choose auto, cpu, cuda"),

@@ -211,8 +211,8 @@ def test_flanks_are_read_and_do_not_count(models, store, states_alone, strand):
     """One plain pass over the whole window, of which the region's rows are pooled; in the middle of
     a contig, at its end, streamed or whole.
     """
-    model, flank = models(), 60
-    regions = [Interval("chr1", 1500, 1541, strand), Interval("chr1", 2970, 3000, strand)]
+    model, flank = models(), 30
+    regions = [Interval("chr1", 1500, 1521, strand), Interval("chr1", 2980, 3000, strand)]
     windows = place_regions(regions, store.contigs, flank=flank).windows
     own, other = [], []
     for region, window in zip(regions, windows, strict=True):
@@ -233,7 +233,7 @@ def test_flanks_are_read_and_do_not_count(models, store, states_alone, strand):
     for pooling, (one, two) in expected.items():
         both = [(a + b) / 2 for a, b in zip(one, two, strict=True)]
         for name, right in (("forward", one), ("reverse", two), ("average", both)):
-            for segment in (65_536, 50):
+            for segment in (65_536, 40):
                 options = EmbeddingOptions(pooling=pooling, strand=name, segment=segment)
                 found = embed_regions(model, store, regions, options, flank=flank)
                 for a, b in zip(found, right, strict=True):

@@ -27,8 +27,9 @@ def assert_near(value, reference):
     np.testing.assert_allclose(value, reference, rtol=1e-5, atol=1e-5)
 
 
-def test_vectors_come_in_the_order_given(model, letters, states_alone):
-    """(sequences, d_model) float32; for every mixer."""
+def test_vectors_come_in_the_order_given(models, letters, states_alone):
+    """(sequences, d_model) float32."""
+    model = models()
     texts = [letters(30), letters(7), letters(64)]
     vectors = fracdna.embed(model, texts)
     assert vectors.shape == (3, model.backbone.d_model)
@@ -59,8 +60,9 @@ def test_what_is_no_sequence_is_refused(models, given, message):
         fracdna.embed(models(), given)
 
 
-def test_layers_and_bases_have_their_axes(model, letters, states_alone):
-    """Case 34: two layers and no pooling: (bases, layers, d_model) each; for every mixer."""
+def test_layers_and_bases_have_their_axes(models, letters, states_alone):
+    """Case 34: two layers and no pooling: (bases, layers, d_model) each."""
+    model = models()
     texts = [letters(30), letters(7, seed=1)]
     found = fracdna.embed(model, texts, layer=[2, -1], pooling="none")
     assert [states.shape for states in found] == [
@@ -77,9 +79,9 @@ def test_layers_and_bases_have_their_axes(model, letters, states_alone):
 
 
 @pytest.mark.parametrize("strand", STRANDS)
-def test_bases_are_those_of_the_forward_strand(model, letters, states_alone, strand):
-    """Whatever strand is read, alone or in segments; for every mixer."""
-    text = letters(50)
+def test_bases_are_those_of_the_forward_strand(models, letters, states_alone, strand):
+    """Whatever strand is read, alone or in segments."""
+    model, text = models(), letters(50)
     forward = states_alone(model, DNA.encode(text))
     reverse = states_alone(model, DNA.reverse_complement(DNA.encode(text)))[::-1]
     expected = {"forward": forward, "reverse": reverse, "average": (forward + reverse) / 2}
@@ -89,19 +91,16 @@ def test_bases_are_those_of_the_forward_strand(model, letters, states_alone, str
         assert_near(found, expected[strand])
 
 
-@pytest.mark.parametrize("pooling", ["mean", "none"])
-def test_company_changes_no_vector(model, letters, pooling):
-    """Alone, in a batch, next to longer ones, streamed or whole; for every mixer."""
+def test_company_changes_no_vector(model, letters):
+    """Alone, in a batch, next to longer ones, streamed or whole; every base, for every mixer."""
     text = letters(50)
-    (alone,) = fracdna.embed(model, [text], pooling=pooling, strand="average")
-    longer = [letters(60 + 10 * seed, seed) for seed in range(3)]
-    for batch_bases, segment in ((65_536, 65_536), (130, 20)):
-        found = fracdna.embed(
-            model, [*longer, text, text], pooling=pooling, strand="average",
-            batch_bases=batch_bases, segment=segment,
-        )  # fmt: skip
-        for vector in found[-2:]:
-            assert_near(vector, alone)
+    (alone,) = fracdna.embed(model, [text], pooling="none", strand="average")
+    longer = letters(60, seed=1)
+    for segment in (65_536, 30):
+        _, found = fracdna.embed(
+            model, [longer, text], pooling="none", strand="average", segment=segment
+        )
+        assert_near(found, alone)
 
 
 def test_a_model_may_be_a_file(checkpoint, models, letters):
