@@ -4,12 +4,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fracdna.embedding import embed
     from fracdna.generation import generate
     from fracdna.model.checkpoint import load_model, save_weights
+    from fracdna.model.reverse_complement import StrandEquivariant
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "generate", "load_model", "save_weights"]
+__all__ = ["StrandEquivariant", "__version__", "embed", "generate", "load_model", "save_weights"]
 _DOORS = {
+    "StrandEquivariant": "fracdna.model.reverse_complement",
+    "embed": "fracdna.embedding",
     "generate": "fracdna.generation",
     "load_model": "fracdna.model.checkpoint",
     "save_weights": "fracdna.model.checkpoint",

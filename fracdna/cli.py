@@ -48,7 +48,7 @@ VERBS = {
         "lengths=[1024,65536] output=results",
     ),
     "embed": Verb(
-        "hidden states of genomic regions, pooled, to Parquet",
+        "hidden states of genomic regions, pooled to Parquet or AnnData, or of every base to Zarr",
         "fracdna.embedding:run",
         "fracdna embed checkpoint=runs/frac/checkpoints/best.ckpt genome=prepared/genome "
         "regions=peaks.bed output=embeddings.parquet",
@@ -58,6 +58,12 @@ VERBS = {
         "fracdna.scoring:run",
         "fracdna score checkpoint=runs/frac/checkpoints/best.ckpt genome=prepared/genome "
         "variants=calls.vcf.gz output=scores.parquet vcf=scored.vcf.gz",
+    ),
+    "probe": Verb(
+        "what the vectors of networks know of a labelled set, beside k-mer counts",
+        "fracdna.probing.command:run",
+        "fracdna probe checkpoint=runs/frac/checkpoints/best.ckpt dataset=GUE/prom_core "
+        "output=probes/prom_core",
     ),
     "generate": Verb(
         "DNA continued by a model, base by base, in constant memory",

@@ -35,6 +35,12 @@ OPTIONAL = {
     "logger.id": "text",
     "block_size": "whole number",
     "guard": "whole number",
+    "dataset": "text",
+    "train": "text",
+    "dev": "text",
+    "test": "text",
+    "max_train": "whole number",
+    "jobs": "whole number",
 }
 # options with another default that may be null
 NULLABLE = ("trainer.gradient_clip_val",)
@@ -71,6 +77,8 @@ RANGES = {
     "max_n_fraction": (0, 1),
     "batch_bases": (1, math.inf),
     "segment": (1, math.inf),
+    "flank": (0, math.inf),
+    "devices": (1, 1024),
 }
 # of several kinds: the first are left to Lightning, the others are checked where they are used
 FREE = (

@@ -1,24 +1,27 @@
-"""What results keep about the model and the genome that they come from."""
+"""What results keep of the model and the genome they come from, and weights of their training."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fracdna import __version__
-from fracdna.model.checkpoint import model_hash
+from fracdna.evaluation.likelihood import perplexity
+from fracdna.model.checkpoint import model_hash, read_checkpoint
 from fracdna.model.heads import LanguageModel
 from fracdna_prep.genome import GenomeStore
 
 
 def provenance(
-    model: LanguageModel, checkpoint: str, store: GenomeStore, device: torch.device
+    model: LanguageModel, checkpoint: str, store: GenomeStore | None, device: torch.device
 ) -> dict[str, Any]:
     """Plain values that tell model, genome, versions and device.
 
     Args:
         model: the network.
         checkpoint: the path that it was opened from.
-        store: the genome.
+        store: the genome; None where sequences have none.
         device: where the network computes.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -31,8 +34,51 @@ def provenance(
         "checkpoint": checkpoint,
         "model_hash": model_hash(model),
         "model": model.config,
-        "genome": [source.name for source in store.record.sources],
-        "genome_checksum": store.checksum,
+        "genome": None if store is None else [source.name for source in store.record.sources],
+        "genome_checksum": None if store is None else store.checksum,
         "device": name,
         "kernel_form": forms,
     }
+
+
+def training_facts(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint tells of its training; of exported weights what was told of them.
+
+    Raises:
+        InputError: a checkpoint that cannot be read.
+    """
+    content = read_checkpoint(checkpoint)
+    facts = content["fracdna"]
+    if "about" in facts:
+        return facts["about"]
+    recipe = facts.get("recipe", {})
+    data, step = recipe.get("data", {}), content.get("global_step")
+    per_step = data["length"] * data["windows_per_step"] if data else None
+    known = {
+        "mixer": str(facts["model"].get("mixer", {}).get("_target_", "")).rpartition(".")[2],
+        "training_length": data.get("length"),
+        "stages": data.get("stages"),
+        "bases_per_step": per_step,
+        "step": step,
+        "bases": per_step * step if per_step and step is not None else None,
+        "planned_steps": recipe.get("steps"),
+        "learning_rate": recipe.get("optimizer", {}).get("lr"),
+        "optimizer": recipe.get("optimizer"),
+        "schedule": recipe.get("schedule"),
+        "seed": data.get("seed"),
+        "reverse_complement": data.get("reverse_complement"),
+        "soft_mask_weight": recipe.get("soft_mask_weight"),
+        "precision": recipe.get("precision"),
+        "windows": data.get("windows"),
+    } | _validation(checkpoint.name, content)
+    return {name: value for name, value in known.items() if value not in (None, "")}
+
+
+def _validation(name: str, content: Mapping[str, Any]) -> dict[str, float]:
+    """Of the best checkpoint, by its name: only its score is that of its weights."""
+    for state in content.get("callbacks", {}).values():
+        score = state.get("best_model_score")
+        if score is not None and Path(state["best_model_path"]).name == name:
+            nll = float(score)
+            return {"validation_nll_nats": nll, "validation_perplexity": perplexity(nll)}
+    return {}

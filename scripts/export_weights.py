@@ -12,16 +12,16 @@ import gzip
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fracdna.data.objectives import IGNORED, next_base
-from fracdna.evaluation.likelihood import base_nll, perplexity
-from fracdna.model.checkpoint import load_model, read_checkpoint, save_weights
+from fracdna.evaluation.likelihood import base_nll
+from fracdna.model.checkpoint import load_model, save_weights
 from fracdna.model.heads import LanguageModel
 from fracdna.model.weights import DTYPES
+from fracdna.provenance import training_facts
 from fracdna_prep.errors import InputError
 from fracdna_prep.example import example_files
 from fracdna_prep.vocabulary import DNA
@@ -77,45 +77,6 @@ def export(checkpoint: Path, output: Path, dtype: str, more: Mapping[str, str]) 
         f"most {(after - before).abs().max().item():.3g} nats; nats per base: {nats:.5f} before, "
         f"{rounded_nats:.5f} as exported"
     )
-
-
-def training_facts(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint tells of its training; of exported weights what was told of them."""
-    content = read_checkpoint(checkpoint)
-    facts = content["fracdna"]
-    if "about" in facts:
-        return facts["about"]
-    recipe = facts.get("recipe", {})
-    data, step = recipe.get("data", {}), content.get("global_step")
-    per_step = data["length"] * data["windows_per_step"] if data else None
-    known = {
-        "mixer": str(facts["model"].get("mixer", {}).get("_target_", "")).rpartition(".")[2],
-        "training_length": data.get("length"),
-        "stages": data.get("stages"),
-        "bases_per_step": per_step,
-        "step": step,
-        "bases": per_step * step if per_step and step is not None else None,
-        "planned_steps": recipe.get("steps"),
-        "learning_rate": recipe.get("optimizer", {}).get("lr"),
-        "optimizer": recipe.get("optimizer"),
-        "schedule": recipe.get("schedule"),
-        "seed": data.get("seed"),
-        "reverse_complement": data.get("reverse_complement"),
-        "soft_mask_weight": recipe.get("soft_mask_weight"),
-        "precision": recipe.get("precision"),
-        "windows": data.get("windows"),
-    } | validation(checkpoint.name, content)
-    return {name: value for name, value in known.items() if value not in (None, "")}
-
-
-def validation(name: str, content: Mapping[str, Any]) -> dict[str, float]:
-    """Of the best checkpoint, by its name: only its score is that of its weights."""
-    for state in content.get("callbacks", {}).values():
-        score = state.get("best_model_score")
-        if score is not None and Path(state["best_model_path"]).name == name:
-            nll = float(score)
-            return {"validation_nll_nats": nll, "validation_perplexity": perplexity(nll)}
-    return {}
 
 
 def largest_rounding(model: LanguageModel, exported: LanguageModel) -> float:

@@ -12,7 +12,7 @@ KERNELS = {"fracdna_kernels", "torch", "triton"}
 PREPARATION = {"fracdna_prep", "numpy", "pyfaidx", "Bio", "pyarrow", "tqdm"}
 # each takes from half a second to eight: nothing that help needs
 HEAVY = {"torch", "pytorch_lightning", "lightning", "torchmetrics", "transformers", "scipy"}
-HEAVY |= {"pandas", "pyarrow", "matplotlib", "Bio", "pyfaidx", "tensorboard", "triton"}
+HEAVY |= {"pandas", "pyarrow", "matplotlib", "Bio", "pyfaidx", "tensorboard", "triton", "sklearn"}
 
 
 def imported(path: Path) -> set[str]:

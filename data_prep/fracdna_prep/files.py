@@ -145,7 +145,7 @@ def remove_leftovers(folder: Path, pattern: str) -> None:
     Whoever calls this holds a lock that keeps other writers of such files away.
     """
     for leftover in folder.glob(f".{'[0-9a-f]' * 8}.{pattern}"):
-        leftover.unlink()
+        remove(leftover)
 
 
 @contextlib.contextmanager

@@ -1,20 +1,24 @@
-"""`fracdna embed`: regions of a genome to a Parquet file of pooled hidden states."""
+"""`fracdna embed`: regions of a genome to a file of hidden states."""
 
 import contextlib
+import hashlib
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from fracdna.devices import choose_device
+from fracdna.embedding.annotated import write_annotated
+from fracdna.embedding.arrays import write_arrays
+from fracdna.embedding.block_run import BlockRun, Workplaces
 from fracdna.embedding.options import EmbeddingOptions
-from fracdna.embedding.region_states import embed_regions
+from fracdna.embedding.output import Results, check_output
+from fracdna.embedding.region_states import describe_row
 from fracdna.embedding.regions import (
     Regions,
     is_sequence_file,
@@ -22,18 +26,20 @@ from fracdna.embedding.regions import (
     read_regions,
     whole_records,
 )
-from fracdna.embedding.table import write_embeddings
+from fracdna.embedding.rows import Rows
+from fracdna.embedding.table import write_table
 from fracdna.genome import open_genome
 from fracdna.model.checkpoint import load_model
 from fracdna.model.heads import LanguageModel
 from fracdna.outcomes import FINE, ROW_PROBLEMS, NotFinite
 from fracdna.provenance import provenance
+from fracdna.resumable import unfinished_folder
 from fracdna_prep.errors import InputError
-from fracdna_prep.files import check_writable, writing_refusals
 from fracdna_prep.genome import GenomeStore
+from fracdna_prep.option_checks import check_whole_number
+from fracdna_prep.wording import counted
 
 _SHOWN = 10
-_FILLED_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -44,14 +50,17 @@ class _Job:
     model: LanguageModel
     store: GenomeStore
     regions: Regions
+    places: Workplaces
     output: Path
+    dtype: str
     metadata: dict[str, Any]
 
 
 def run(config: DictConfig) -> int:
     """Run `fracdna embed`.
 
-    Everything that can be refused is refused before the first pass of the model.
+    Everything that can be refused is refused before the first pass of the model. A run that is
+    interrupted keeps its finished batches beside the output; the same command goes on from them.
 
     Args:
         config: the composed configuration of configs/embed.yaml.
@@ -65,69 +74,98 @@ def run(config: DictConfig) -> int:
     """
     with contextlib.ExitStack() as stack:
         job = _open(config, stack)
-        _announce(job)
-        vectors = stack.enter_context(_scratch_array(job))
+        folder = stack.enter_context(unfinished_folder(job.output))
+        rows = Rows.of_regions(job.regions, job.store, job.options)
+        work = BlockRun(job.model, rows, job.places, folder, _identity(job))
+        _announce(job, work)
+        positions, left = work.positions, len(rows.reads) - work.resumed
         started = time.perf_counter()
         try:
-            embed_regions(
-                job.model, job.store, job.regions, job.options,
-                out=vectors, progress=config.progress,
-            )  # fmt: skip
+            values = work.run(progress=config.progress)
         except NotFinite as error:
+            work.forget()
             raise NotFinite(
-                f"{error}; nothing was written: check the weights of {config.checkpoint}, or "
-                "compute with precision=float32",
+                f"{describe_row(job.regions, error.row)}; nothing was written: check the weights "
+                f"of {config.checkpoint}, or compute with precision=float32",
                 error.row,
             ) from None
         seconds = time.perf_counter() - started
-        write_embeddings(job.output, job.regions, job.store, vectors, job.metadata)
-    _summarize(job, seconds)
+        _write(job, rows, values)
+        work.forget()
+    _summarize(job, rows, f"{left / seconds:,.1f} rows/s, {positions / seconds:,.0f} bases/s")
     return ROW_PROBLEMS if job.regions.problems else FINE
 
 
 def _open(config: DictConfig, stack: contextlib.ExitStack) -> _Job:
     """Check options, then open the checkpoint, then the genome: the cheapest refusal first."""
     chosen = OmegaConf.to_container(config, resolve=True)
-    options = EmbeddingOptions(**{name: chosen[name] for name in asdict(EmbeddingOptions())})
-    options.check()
+    options = _options(chosen)
     for name, what in (
         ("checkpoint", "a file of `fracdna train`, or weights that were exported"),
         ("regions", "a BED, a FASTA or regions such as chr1:1-2000"),
-        ("output", "a Parquet file"),
+        ("output", "a file"),
     ):
         if chosen[name] is None:
             raise InputError(f"{name}= is missing: name {what}")
     if not isinstance(chosen["checkpoint"], str):
         raise InputError(f"checkpoint={chosen['checkpoint']}: name one checkpoint, not several")
-    output = _output_path(config.output)
-    device = choose_device(config.device, options.precision)
-    model = load_model(config.checkpoint, device)
+    output = check_output(chosen["output"], options, chosen["dtype"])
+    devices = _devices(chosen, options.precision)
+    options = options.on(devices[0])
+    model = load_model(config.checkpoint, devices[0])
     options.check_layer(model.backbone)
     store, regions = _open_regions(chosen, stack)
-    metadata = _metadata(chosen, options, model, store, device)
-    return _Job(options, model, store, regions, output, metadata)
+    metadata = _metadata(chosen, options, model, store, devices[0])
+    places = Workplaces(chosen["checkpoint"], devices)
+    return _Job(options, model, store, regions, places, output, chosen["dtype"], metadata)
 
 
-def _output_path(output: str) -> Path:
-    """The absolute path of the table, if it can be written."""
-    path = Path(output).absolute()
-    if path.suffix != ".parquet" or path.is_dir():
-        raise InputError(f"output={output}: the table is a Parquet file, name it so: x.parquet")
-    # the folder: the table itself is renamed into place, also over an older one
-    check_writable(path.parent)
-    return path
+def _options(chosen: dict[str, Any]) -> EmbeddingOptions:
+    """The choices that the numbers depend on, checked; a single layer stands alone."""
+    layers = tuple(chosen["layer"])
+    named = {name: chosen[name] for name in asdict(EmbeddingOptions())}
+    options = EmbeddingOptions(**named | {"layer": layers[0] if len(layers) == 1 else layers})
+    options.check()
+    check_whole_number("flank", chosen["flank"], 0)
+    check_whole_number("devices", chosen["devices"], 1)
+    return options
+
+
+def _devices(chosen: dict[str, Any], precision: str) -> list[torch.device]:
+    """One for each process; several on a CPU share its cores."""
+    device, count = choose_device(chosen["device"], precision), chosen["devices"]
+    if count == 1 or device.type == "cpu":
+        return [device] * count
+    if device.index is not None:
+        raise InputError(f"device={device} is one device: devices={count} goes with device=cuda")
+    return [choose_device(f"cuda:{index}", precision) for index in range(count)]
+
+
+def _identity(job: _Job) -> dict[str, Any]:
+    """What the vectors depend on, by content: the same files elsewhere are gone on with too."""
+    places = ("checkpoint", "genome", "regions", "rename", "dtype")
+    about = {name: value for name, value in job.metadata.items() if name not in places}
+    regions = job.regions
+    pairs = zip(regions.intervals, regions.windows, strict=True)
+    text = "\n".join(f"{interval} {window}" for interval, window in pairs)
+    return about | {"rows": hashlib.sha256(text.encode() + regions.usable.tobytes()).hexdigest()}
 
 
 def _open_regions(
     chosen: dict[str, Any], stack: contextlib.ExitStack
 ) -> tuple[GenomeStore, Regions]:
     """The genome and the regions on it; the records of a FASTA are a genome of their own."""
-    regions, progress = chosen["regions"], chosen["progress"]
+    regions, progress, flank = chosen["regions"], chosen["progress"], chosen["flank"]
     if isinstance(regions, str) and Path(regions).is_file() and is_sequence_file(Path(regions)):
         if chosen["genome"] is not None:
             raise InputError(
                 f"regions={regions} holds sequences, each a region of its own: leave out genome=, "
                 "or give regions as BED or region strings"
+            )
+        if flank:
+            raise InputError(
+                f"flank={flank}: the sequences of {regions} have no bases beside them: leave out "
+                "flank=, or give regions of a genome"
             )
         folder = chosen["store"]
         if folder is None:
@@ -137,7 +175,7 @@ def _open_regions(
     else:
         asked = read_regions(regions if isinstance(regions, list) else str(regions))
         store = open_genome(chosen["genome"], chosen["store"], progress)
-    return store, place_regions(asked, store.contigs, chosen["rename"])
+    return store, place_regions(asked, store.contigs, chosen["rename"], flank)
 
 
 def _metadata(
@@ -154,53 +192,50 @@ def _metadata(
         **provenance(model, chosen["checkpoint"], store, device),
         "regions": chosen["regions"],
         "rename": chosen["rename"],
+        "flank": chosen["flank"],
+        "dtype": chosen["dtype"],
         "compute_dtype": options_used.pop("precision"),
         **options_used,
     }
 
 
-@contextlib.contextmanager
-def _scratch_array(job: _Job) -> Iterator[np.ndarray]:
-    """(regions, d_model) float32 of NaN in a nameless file beside the output.
-
-    A file, because the vectors of millions of regions need not fit in memory; nameless, so that
-    nothing is left of it however the run ends.
-    """
-    shape = (len(job.regions), job.model.backbone.d_model)
-    folder = job.output.parent
-    with contextlib.ExitStack() as stack:
-        with writing_refusals(job.output):
-            folder.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
-            _fill(file, 4 * shape[0] * shape[1])
-        yield np.memmap(file, dtype=np.float32, mode="r+", shape=shape)
+def _write(job: _Job, rows: Rows, values: np.ndarray) -> None:
+    """The file of the kind that the name of the output asks for."""
+    results = Results(job.regions, job.store, rows.offsets, values, job.options.layers)
+    if job.output.suffix == ".parquet":
+        write_table(job.output, results, job.metadata)
+    elif job.output.suffix == ".h5ad":
+        write_annotated(job.output, results, job.metadata)
+    else:
+        for name, error in write_arrays(job.output, results, job.metadata, job.dtype).items():
+            print(f"{name} is float16 on request: the largest difference to float32 is {error:.2g}")
 
 
-def _fill(file: BinaryIO, size: int) -> None:
-    """Write `size` bytes of NaN: a full disk then says so, where a mapped hole would crash."""
-    nan = np.full(min(size, _FILLED_AT_ONCE) // 4, np.nan, dtype=np.float32).tobytes()
-    for start in range(0, size, len(nan)):
-        file.write(nan[: size - start])
-    file.flush()
-
-
-def _announce(job: _Job) -> None:
+def _announce(job: _Job, work: BlockRun) -> None:
     """Say what is about to be computed, defaults included."""
     about = job.metadata
+    flanks = f"; flanks of {about['flank']:,} bases" if about["flank"] else ""
+    processes = len(job.places.devices)
+    several = f" in {processes} processes" if processes > 1 else ""
     print(
-        f"{len(job.regions):,} regions, {job.regions.bases:,} bases; {job.options.describe()}; "
-        f"{about['compute_dtype']} on {about['device']}; segments of {about['segment']:,} bases"
+        f"{counted(len(job.regions), 'region')}, {job.regions.bases:,} bases; "
+        f"{job.options.describe()}{flanks}; {about['compute_dtype']} on {about['device']}"
+        f"{several}; segments of {about['segment']:,} bases"
     )
+    if work.resumed:
+        print(f"{counted(work.resumed, 'row')} of an interrupted run: not computed again")
 
 
-def _summarize(job: _Job, seconds: float) -> None:
+def _summarize(job: _Job, rows: Rows, rate: str) -> None:
     """Say what came out, and every kind of problem with its first rows."""
-    rows, width = len(job.regions), job.model.backbone.d_model
-    print(
-        f"{job.output}: {rows:,} rows of {width} values, {rows / seconds:,.1f} rows/s, "
-        f"{job.regions.bases / seconds:,.0f} bases/s"
-    )
+    vectors, layers, width = rows.shape(job.model.backbone.d_model)
+    each = f"{width} values" if layers == 1 else f"{layers} layers of {width} values"
+    what = counted(vectors, "base") if job.options.per_base else counted(vectors, "row")
+    print(f"{job.output}: {what} of {each}, {rate}")
     problems = job.regions.problems
+    shifted = sum(status.startswith("shifted") for status in job.regions.statuses)
+    if shifted:
+        print(f"  {counted(shifted, 'row')} shifted: the flanks moved inside the contig")
     for row in problems[:_SHOWN]:
         print(f"  row {row} ({job.regions.intervals[row]}): {job.regions.statuses[row]}")
     if len(problems) > _SHOWN:

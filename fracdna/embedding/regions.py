@@ -7,18 +7,21 @@ from pathlib import Path
 
 import numpy as np
 
+from fracdna.embedding.reads import Read
 from fracdna_prep.bed import read_bed
 from fracdna_prep.compression import open_unpacked
 from fracdna_prep.errors import InputError
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.interval import Interval
 from fracdna_prep.names import require_names
+from fracdna_prep.option_checks import check_whole_number
 from fracdna_prep.records import is_annotated
 from fracdna_prep.vocabulary import DNA
 from fracdna_prep.windows import OK, STATUSES, row_problems
 
 _COUNTED_AT_ONCE = 1 << 20
 _DROPPED = "dropped"
+_CLIPPED = "clipped"
 
 
 @dataclass(frozen=True)
@@ -41,15 +44,18 @@ class Regions:
     """Regions on a genome, one row each, in the order of the input.
 
     Attributes:
-        intervals: what is read, named as in the genome and clipped to its contig; of a dropped
+        intervals: what counts, named as in the genome and clipped to its contig; of a dropped
             region, what was asked for.
         names: None where a region has none.
-        statuses: "ok", "clipped left a right b", or "dropped: " and why.
+        statuses: "ok", "clipped left a right b", or "dropped: " and why; "shifted by a" and "flanks
+            cut" where flanks met the end of the contig.
+        windows: each interval between its flanks.
     """
 
     intervals: list[Interval]
     names: list[str | None]
     statuses: list[str]
+    windows: list[Interval]
 
     def __len__(self) -> int:
         return len(self.intervals)
@@ -62,8 +68,13 @@ class Regions:
 
     @property
     def problems(self) -> list[int]:
-        """Rows that are dropped or clipped."""
-        return [row for row, status in enumerate(self.statuses) if status != STATUSES[OK]]
+        """Rows that are dropped or clipped; a region between other flanks is whole."""
+        bad = _DROPPED, _CLIPPED
+        return [row for row, status in enumerate(self.statuses) if status.startswith(bad)]
+
+    def reads(self, store: GenomeStore) -> list[Read]:
+        """What is read of every usable row, in their order; bases are fetched when they are due."""
+        return [_read(store, self.intervals[row], self.windows[row]) for row in self.usable]
 
     @property
     def bases(self) -> int:
@@ -135,18 +146,26 @@ def whole_records(store: GenomeStore) -> AskedRegions:
 
 
 def place_regions(
-    asked: AskedRegions | Iterable[Interval], contigs: Mapping[str, int], rename: str = "none"
+    asked: AskedRegions | Iterable[Interval],
+    contigs: Mapping[str, int],
+    rename: str = "none",
+    flank: int = 0,
 ) -> Regions:
-    """Names regions as the genome does and clips them to their contigs.
+    """Names regions as the genome does, clips them to their contigs and adds their flanks.
+
+    A window of region and flanks that leaves its contig moves inside, so that it keeps its width.
 
     Args:
         asked: the regions.
         contigs: lengths by name.
         rename: "none", "chr_prefix" or a two-column file, see names.resolve_names.
+        flank: bases on both sides that are read as context.
 
     Raises:
-        InputError: a contig that the genome lacks and `rename` does not explain.
+        InputError: a contig that the genome lacks and `rename` does not explain, or a flank that is
+            no number of bases.
     """
+    check_whole_number("flank", flank, 0)
     if not isinstance(asked, AskedRegions):
         intervals = list(asked)
         asked = AskedRegions(intervals, [None] * len(intervals), [f"region {i}" for i in intervals])
@@ -159,10 +178,15 @@ def place_regions(
     ).reshape(-1, 3).T  # fmt: skip
     problems = row_problems(starts, ends, lengths)
     placed = [
-        _clipped(region, int(length)) if problem == OK else (region, STATUSES[problem])
+        _place(region, int(length), flank) if problem == OK else (region, region, STATUSES[problem])
         for region, length, problem in zip(named, lengths, problems, strict=True)
     ]
-    return Regions([region for region, _ in placed], asked.names, [status for _, status in placed])
+    return Regions(
+        intervals=[region for region, _, _ in placed],
+        names=asked.names,
+        statuses=[status for _, _, status in placed],
+        windows=[window for _, window, _ in placed],
+    )
 
 
 def _read_bed(path: Path) -> AskedRegions:
@@ -179,14 +203,35 @@ def _parse(text: str) -> Interval:
     except InputError as error:
         if ":" in text:
             raise
-        raise InputError(f"regions={text}: there is no such file, and {error}") from None
+        what = "that is a folder" if Path(text).is_dir() else "there is no such file"
+        raise InputError(f"regions={text}: {what}, and {error}") from None
 
 
-def _clipped(region: Interval, contig_length: int) -> tuple[Interval, str]:
-    """A region inside its contig, and what was cut off on the forward strand."""
+def _place(region: Interval, contig_length: int, flank: int) -> tuple[Interval, Interval, str]:
+    """A region inside its contig, its window, and what was done to them on the forward strand."""
+    inside, notes = _clipped(region, contig_length)
+    if not flank:
+        return inside, inside, ", ".join(notes) or STATUSES[OK]
+    width = min(inside.width + 2 * flank, contig_length)
+    start = min(max(0, inside.start - flank), contig_length - width)
+    window = replace(inside, start=start, end=start + width)
+    if width < inside.width + 2 * flank:
+        notes.append("flanks cut")
+    elif start != inside.start - flank:
+        notes.append(f"shifted by {start - inside.start + flank}")
+    return inside, window, ", ".join(notes) or STATUSES[OK]
+
+
+def _clipped(region: Interval, contig_length: int) -> tuple[Interval, list[str]]:
+    """A region inside its contig, and what was cut off."""
     left, right = max(0, -region.start), max(0, region.end - contig_length)
-    if not left and not right:
-        return region, STATUSES[OK]
     cuts = [f"{side} {cut}" for side, cut in (("left", left), ("right", right)) if cut]
     inside = replace(region, start=region.start + left, end=region.end - right)
-    return inside, f"clipped {' '.join(cuts)}"
+    return inside, [f"{_CLIPPED} {' '.join(cuts)}"] if cuts else []
+
+
+def _read(store: GenomeStore, region: Interval, window: Interval) -> Read:
+    """A region between its flanks on its own strand."""
+    backwards = region.strand == "-"
+    first = window.end - region.end if backwards else region.start - window.start
+    return Read(RegionIds(store, window), first, first + region.width, backwards)

@@ -1,49 +1,38 @@
-"""Pooled hidden states of sequences of ids: batches, long sequences in segments, strands."""
+"""Hidden states of sequences of ids: batches, long sequences in segments, strands."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fracdna.embedding.options import DEFAULTS, FINAL_NORM, EmbeddingOptions
-from fracdna.embedding.pooling import Pool
+from fracdna.embedding.options import DEFAULTS, EQUIVARIANT, FINAL_NORM, PER_BASE, EmbeddingOptions
+from fracdna.embedding.pooling import PerBase, Pool
+from fracdna.embedding.reads import Ids, Read, whole_reads
 from fracdna.model.backbone import Backbone
-from fracdna.model.carried import state_grows
+from fracdna.model.carried import state_grows, state_tensors
 from fracdna.model.heads import LanguageModel
 from fracdna.outcomes import NotFinite
 from fracdna_prep.errors import InputError
 from fracdna_prep.vocabulary import DNA
 
+__all__ = [
+    "Embedder",
+    "Ids",
+    "batches",
+    "evaluating",
+    "padded",
+    "pooled_batches",
+    "pooled_states",
+]
+
 # query-key pairs that one step over a growing cache may have: a mask of so many entries
 _PAIRS = 1 << 25
-
-
-class Ids(Protocol):
-    """A sequence of token ids that may be read in parts: an array, or something on a disk."""
-
-    def __len__(self) -> int:
-        """Number of ids."""
-
-    def __getitem__(self, part: slice, /) -> np.ndarray:
-        """The ids of a part."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReverseComplement:
-    """The other strand of a sequence, read in parts from its own start."""
-
-    ids: Ids
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, part: slice, /) -> np.ndarray:
-        first, last, _ = part.indices(len(self))
-        return DNA.reverse_complement(self.ids[len(self) - last : len(self) - first])
+_LOOKED_AT_ONCE = 1 << 14
 
 
 def pooled_states(
@@ -53,22 +42,26 @@ def pooled_states(
     *,
     flipped: np.ndarray | None = None,
 ) -> np.ndarray:
-    """One vector per sequence.
+    """One vector per sequence and layer.
 
     Args:
         model: on the device to be used.
         sequences: ids without BOS, at least one each, such as DNA.encode("ACGT").
-        options: layer, pooling, strand and limits.
+        options: layers, pooling (not "none"), strand and limits.
         flipped: (sequences,) bool, those that are the reverse strand of what `centre` counts on.
 
     Returns:
-        (sequences, d_model) float32, in the order given.
+        (sequences, d_model) float32, in the order given; (sequences, layers, d_model) where
+        options.layer is a tuple; 2 d_model with strand "equivariant".
 
     Raises:
         InputError: a layer that the model lacks, another unusable option, or an empty sequence.
         NotFinite: a vector holds NaN or infinity.
     """
-    vectors = np.empty((len(sequences), model.backbone.d_model), dtype=np.float32)
+    single = isinstance(options.layer, int)
+    middle = () if single else (len(options.layers),)
+    width = options.width(model.backbone.d_model)
+    vectors = np.empty((len(sequences), *middle, width), dtype=np.float32)
     for rows, found in pooled_batches(model, sequences, options, flipped=flipped):
         vectors[rows] = found
     return vectors
@@ -92,28 +85,26 @@ def pooled_batches(
         advance: told the bases of every pass.
 
     Yields:
-        positions in `sequences` (K,), and their vectors (K, d_model) float32.
+        positions in `sequences` (K,), and their vectors (K, d_model) float32, with the layers in
+        between as in pooled_states.
 
     Raises:
         InputError, NotFinite: as pooled_states.
     """
-    options.check()
-    options.check_layer(model.backbone)
-    lengths = np.array([len(ids) for ids in sequences], dtype=np.int64)
-    if not lengths.all():
-        raise InputError(f"sequence {int(lengths.argmin())} is empty: give at least one base")
-    flips = np.zeros(len(lengths), dtype=bool) if flipped is None else np.asarray(flipped, bool)
-    passes = _Passes(model.backbone, options, advance or _ignore)
-    done = np.zeros(len(lengths), dtype=bool)
-    with evaluating(model):
-        for rows in batches(lengths, options.batch_bases, options.segment):
-            vectors = passes.vectors([sequences[row] for row in rows], flips[rows])
-            affected = rows[~np.isfinite(vectors).all(axis=1)]
-            if affected.size:
-                row = _first_affected(passes, sequences, flips, done, int(affected.min()))
-                raise NotFinite(f"sequence {row}: its vector holds NaN or infinity", row)
-            done[rows] = True
-            yield rows, vectors
+    if options.per_base:
+        raise InputError(f"pooling={PER_BASE}: call fracdna.embed for a vector of every base")
+    embedder = Embedder(model, options, advance)
+    reads = whole_reads(sequences, flipped)
+    layers, width = len(options.layers), options.width(model.backbone.d_model)
+    done = np.zeros(len(reads), dtype=bool)
+    for rows in embedder.plan(reads):
+        vectors = np.empty((len(rows), 1, layers, width), dtype=np.float32)
+        affected = embedder.fill_batch(reads, rows, list(vectors))
+        if affected is not None:
+            row = embedder.first_affected(reads, done, affected)
+            raise NotFinite(f"sequence {row}: its vector holds NaN or infinity", row)
+        done[rows] = True
+        yield rows, vectors[:, 0, 0] if isinstance(options.layer, int) else vectors[:, 0]
 
 
 def batches(lengths: np.ndarray, batch_bases: int, segment: int) -> Iterator[np.ndarray]:
@@ -136,63 +127,146 @@ def batches(lengths: np.ndarray, batch_bases: int, segment: int) -> Iterator[np.
         first += count
 
 
-class _Passes:
-    """Passes of a backbone over sequences, from ids to pooled vectors."""
+class Embedder:
+    """Passes of a model over reads, from ids to vectors.
+
+    Args:
+        model: on the device to be used.
+        options: layers, pooling, strand and limits.
+        advance: told the bases of every pass.
+
+    Raises:
+        InputError: an unusable option, or a layer that the model lacks.
+    """
 
     def __init__(
-        self, backbone: Backbone, options: EmbeddingOptions, advance: Callable[[int], Any]
+        self,
+        model: LanguageModel,
+        options: EmbeddingOptions,
+        advance: Callable[[int], Any] | None = None,
     ) -> None:
-        self._backbone = backbone
-        self._options = options
-        self._advance = advance
-        self._device = backbone.embedding.weight.device
+        options.check()
+        options.check_layer(model.backbone)
+        self._model, self._backbone = model, model.backbone
+        self._device = model.backbone.embedding.weight.device
+        self._options = options.on(self._device)
+        self._advance = advance or _ignore
 
-    def vectors(self, sequences: Sequence[Ids], flipped: np.ndarray) -> np.ndarray:
-        """(batch, d_model) float32; in a batch of several, none is longer than a segment."""
-        pooled = []
-        if self._options.strand != "reverse":
-            pooled.append(self._pooled(sequences, flipped))
-        if self._options.strand != "forward":
-            pooled.append(self._pooled([ReverseComplement(s) for s in sequences], ~flipped))
-        return np.mean(pooled, axis=0).astype(np.float32)
+    def plan(self, reads: Sequence[Read]) -> list[np.ndarray]:
+        """The rows of every batch, in the order in which they are due.
+
+        Raises:
+            InputError: a read whose keys and values the device cannot hold.
+        """
+        strand = self._options.strand
+        lengths = [max(read.stop for read in one.by_strand(strand)) for one in reads]
+        longest = max(lengths, default=0)
+        if longest > self._options.segment:
+            _check_cache(self._backbone, longest, self._device)
+        array = np.array(lengths, dtype=np.int64)
+        return list(batches(array, self._options.batch_bases, self._options.segment))
+
+    def fill_batch(
+        self, reads: Sequence[Read], rows: np.ndarray, targets: Sequence[np.ndarray]
+    ) -> int | None:
+        """The vectors of one batch.
+
+        Args:
+            reads: all of them.
+            rows: a batch of plan().
+            targets: of each row of the batch (bases, layers, width) float32 to be filled; with a
+                pooling (1, layers, width).
+
+        Returns:
+            the first row of the batch whose vectors hold NaN or infinity; None: all are sound.
+        """
+        self.fill([reads[row] for row in rows], targets)
+        affected = [r for r, one in zip(rows, targets, strict=True) if not _is_finite(one)]
+        return int(min(affected)) if affected else None
+
+    def fill(self, reads: Sequence[Read], targets: Sequence[np.ndarray]) -> None:
+        """The vectors of reads, into targets; of several, none is longer than a pass."""
+        strands = zip(*(read.by_strand(self._options.strand) for read in reads), strict=True)
+        side_by_side = self._options.strand == EQUIVARIANT
+        with evaluating(self._model):
+            if self._options.per_base:
+                for turn, strand in enumerate(strands):
+                    places = targets
+                    if side_by_side:
+                        places = [np.split(target, 2, axis=-1)[turn] for target in targets]
+                    mixed = turn > 0 and not side_by_side
+                    self._read(strand, PerBase(strand, places, second=mixed))
+                return
+            pooled = []
+            for strand in strands:
+                pool = Pool(self._options.pooling, strand, self._device)
+                self._read(strand, pool)
+                pooled.append(pool.result())
+        vectors = np.concatenate(pooled, axis=-1) if side_by_side else np.mean(pooled, axis=0)
+        for target, vector in zip(targets, vectors, strict=True):
+            target[0] = vector
+
+    def first_affected(self, reads: Sequence[Read], done: np.ndarray, known: int) -> int:
+        """The first read whose vectors are not finite; `known` is one, rows of `done` are not.
+
+        Batches go by length, so an earlier row may still wait; it is looked at alone.
+        """
+        shape = len(self._options.layers), self._options.width(self._backbone.d_model)
+        for row in np.flatnonzero(~done[:known]):
+            read = reads[row]
+            target = np.empty((read.bases if self._options.per_base else 1, *shape), np.float32)
+            self.fill([read], [target])
+            if not _is_finite(target):
+                return int(row)
+        return known
 
     @torch.inference_mode()
-    def _pooled(self, sequences: Sequence[Ids], flipped: np.ndarray) -> np.ndarray:
-        """(batch, d_model) float64 of one strand."""
-        lengths = [len(ids) for ids in sequences]
-        flips = torch.tensor(flipped, device=self._device)
-        pool = Pool(self._options.pooling, torch.tensor(lengths, device=self._device), flips)
-        if max(lengths) <= self._options.segment:
-            states, _ = self._states(_padded([ids[:] for ids in sequences]), None)
-            pool.add(states[:, 1:], 0)
-            self._advance(sum(lengths))
-        else:
-            self._stream(sequences[0], pool)
-        return pool.result().cpu().numpy()
+    def _read(self, reads: Sequence[Read], into: Pool | PerBase) -> None:
+        """One strand of reads."""
+        longest = max(read.stop for read in reads)
+        # the model is asked whether its state grows only where that decides
+        if longest > self._shortest_limit and longest > self._longest_pass:
+            self._stream(reads[0], into)
+            return
+        layers, _ = self._states(padded([read.ids[: read.stop] for read in reads]), None)
+        into.add([states[:, 1:] for states in layers], 0)
+        self._advance(sum(read.stop for read in reads))
 
-    def _stream(self, ids: Ids, pool: Pool) -> None:
-        """One long sequence, in segments that carry the state on."""
+    def _stream(self, read: Read, into: Pool | PerBase) -> None:
+        """One long read, in segments that carry the state on."""
         state = self._backbone.initial_state(1)
-        piece = self._piece_length(len(ids))
-        for start in range(0, len(ids), piece):
-            part = ids[start : start + piece]
-            states, state = self._states(_padded([part]) if start == 0 else part[None], state)
-            pool.add(states[:, 1:] if start == 0 else states, start)
+        piece = self._piece_length(read.stop)
+        for start in range(0, read.stop, piece):
+            part = read.ids[start : min(start + piece, read.stop)]
+            layers, state = self._states(padded([part]) if start == 0 else part[None], state)
+            into.add([x[:, 1:] for x in layers] if start == 0 else layers, start)
             self._advance(len(part))
 
-    def _piece_length(self, length: int) -> int:
-        """Bases of one step: a segment, or fewer where every step looks at a growing cache."""
-        if not state_grows(self._backbone):
-            return self._options.segment
-        return min(self._options.segment, max(1, _PAIRS // length))
+    @property
+    def _shortest_limit(self) -> int:
+        """Bases that every model reads at once."""
+        return min(self._options.segment, self._options.batch_bases)
 
-    def _states(self, ids: np.ndarray, state: list[Any] | None) -> tuple[Tensor, list[Any] | None]:
-        """The chosen layer of whole sequences (state None) or of a continuation."""
-        kept: list[Tensor] = []
+    @cached_property
+    def _longest_pass(self) -> int:
+        """Bases that are read at once: a segment, or a batch where the state has a fixed size."""
+        return self._options.segment if state_grows(self._backbone) else self._shortest_limit
+
+    def _piece_length(self, length: int) -> int:
+        """Bases of one step: fewer where every step looks at a growing cache."""
+        if not state_grows(self._backbone):
+            return self._longest_pass
+        return min(self._longest_pass, max(1, _PAIRS // length))
+
+    def _states(
+        self, ids: np.ndarray, state: list[Any] | None
+    ) -> tuple[list[Tensor], list[Any] | None]:
+        """The chosen layers of whole sequences (state None) or of a continuation."""
+        kept: dict[int, Tensor] = {}
 
         def observe(number: int, stream: Tensor) -> None:
-            if number == self._options.layer:
-                kept.append(stream)
+            if number in self._options.layers:
+                kept[number] = stream
 
         tokens = torch.from_numpy(ids).to(self._device)
         half = self._options.precision == "bf16"
@@ -201,10 +275,11 @@ class _Passes:
                 output = self._backbone(tokens, observe=observe)
             else:
                 output, state = self._backbone.step(tokens, state, observe=observe)
-        return (output if self._options.layer == FINAL_NORM else kept[0]), state
+        kept[FINAL_NORM] = output
+        return [kept[layer] for layer in self._options.layers], state
 
 
-def _padded(parts: Sequence[np.ndarray]) -> np.ndarray:
+def padded(parts: Sequence[np.ndarray]) -> np.ndarray:
     """(batch, 1 + longest) uint8: BOS, the ids, then PAD on the right."""
     ids = np.full((len(parts), 1 + max(map(len, parts))), DNA.pad, dtype=np.uint8)
     ids[:, 0] = DNA.bos
@@ -213,17 +288,46 @@ def _padded(parts: Sequence[np.ndarray]) -> np.ndarray:
     return ids
 
 
-def _first_affected(
-    passes: _Passes, sequences: Sequence[Ids], flipped: np.ndarray, done: np.ndarray, known: int
-) -> int:
-    """The first sequence whose vector is not finite; `known` is one, rows of `done` are not.
+def _is_finite(values: np.ndarray) -> bool:
+    """Whether no value is NaN or infinite; by the piece, of what may be a mapped file."""
+    starts = range(0, len(values), _LOOKED_AT_ONCE)
+    return all(np.isfinite(values[start : start + _LOOKED_AT_ONCE]).all() for start in starts)
 
-    Batches go by length, so an earlier row may still wait; it is looked at alone.
+
+@torch.inference_mode()
+def _check_cache(backbone: Backbone, length: int, device: torch.device) -> None:
+    """Refuses a length at which keys and values would fill the memory.
+
+    Raises:
+        InputError: names the longest that would fit.
     """
-    for row in np.flatnonzero(~done[:known]):
-        if not np.isfinite(passes.vectors([sequences[row]], flipped[row : row + 1])).all():
-            return int(row)
-    return known
+    if not state_grows(backbone):
+        return
+    base = torch.full((1, 1), DNA.bos, device=device)
+    _, one = backbone.step(base, backbone.initial_state(1))
+    _, two = backbone.step(base, one)
+    each = _bytes(state_tensors(two)) - _bytes(state_tensors(one))
+    # a cache is copied when it grows
+    room = _memory(device) // 2
+    if each * length > room:
+        raise InputError(
+            f"a region of {length:,} bases: this model keeps {each:,} bytes for every base that it "
+            f"has read, {each * length / 2**30:,.1f} GiB, and half of the memory is "
+            f"{room / 2**30:,.1f} GiB: embed regions of at most {room // each:,} bases with their "
+            "flanks, or use a model whose state has a fixed size, such as mixer=frac"
+        )
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    """Memory of tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes of the device's memory."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @contextlib.contextmanager

@@ -47,12 +47,12 @@ def resampled_nll(
     Returns:
         (resamples,) or (models, resamples).
     """
-    drawn = _draws(len(tokens), seed, resamples)
+    drawn = draws(len(tokens), seed, resamples)
     return (nats @ drawn) / (tokens @ drawn)
 
 
 @lru_cache(maxsize=8)
-def _draws(count: int, seed: int, resamples: int) -> np.ndarray:
+def draws(count: int, seed: int = 0, resamples: int = RESAMPLES) -> np.ndarray:
     """(regions, resamples) float64: how often each region is drawn."""
     random = np.random.default_rng(seed)
     drawn = random.multinomial(count, np.full(count, 1 / count), size=resamples)

@@ -71,9 +71,14 @@ def generate(
         The new bases: `count` sequences of the first prompt, then those of the next.
 
     Raises:
-        InputError: an unusable option, or a letter that is no nucleotide.
+        InputError: an unusable option, a letter that is no nucleotide, or no language model.
         NotFinite: a logit is NaN or infinite.
     """
+    if not isinstance(model, LanguageModel):
+        raise InputError(
+            f"{type(model).__name__} predicts no next base: give a language model, such as "
+            "fracdna.load_model returns"
+        )
     options = GenerationOptions(
         length=length, count=count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
         **further,

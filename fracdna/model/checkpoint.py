@@ -3,35 +3,32 @@
 A checkpoint is a file of torch.save whose entry "fracdna" holds plain values: format version,
 model configuration and vocabulary symbols; weights are in "state_dict" with the prefix "model.".
 Lightning's own entries (optimizer, loops) stand beside them and are not needed to load a model.
-Weights alone are a safetensors file with its JSON: see fracdna.model.weights.
+Weights alone are a safetensors file with its JSON (fracdna.model.weights) or a folder in Hugging
+Face's form (fracdna.model.pretrained).
 """
 
-import hashlib
 import importlib
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from torch import Tensor
 
 from fracdna import __version__
-from fracdna.model import weights
+from fracdna.model import pretrained, weights
 from fracdna.model.backbone import Backbone
 from fracdna.model.heads import LanguageModel
+from fracdna.model.identity import identity
 from fracdna.model.options import check_options
 from fracdna_prep.errors import InputError
 from fracdna_prep.vocabulary import DNA
 
 FORMAT = 1
 PREFIX = "model."
-# options of Backbone that leave alone what its weights compute when they are used
-TRAINING_ALONE = frozenset({"activation_checkpointing", "embedding_dropout"})
 # modules beside the parts of models that read and write files: nothing that a file may ask for
-NO_PARTS = frozenset({__name__, weights.__name__})
+NO_PARTS = frozenset({__name__, weights.__name__, pretrained.__name__})
 # dotted paths that moved since a format-1 checkpoint was written: old name to new name
 RENAMED: dict[str, str] = {}
 
@@ -70,8 +67,8 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Language
     """Open a model for use: weights loaded strictly, in float32, evaluation mode.
 
     Args:
-        path: a checkpoint written by training, or weights written by save_weights (the safetensors
-            file or its JSON).
+        path: a checkpoint written by training, weights written by save_weights (the safetensors
+            file or its JSON), or a folder written by save_pretrained of fracdna.hf.
         device: where the weights go.
 
     Raises:
@@ -129,7 +126,7 @@ def save_weights(
         "fracdna": __version__,
         "dtype": names[dtype],
         "parameters": sum(p.numel() for p in model.parameters()),
-        "model_hash": _identity(model.config, {name: w.float() for name, w in state.items()}),
+        "model_hash": identity(model.config, {name: w.float() for name, w in state.items()}),
         "about": dict(about or {}),
     }
     return weights.write_weights(path, state, facts)
@@ -141,19 +138,28 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     Weights alone come in the same form: "fracdna" is what their JSON holds.
     """
     path = Path(path)
-    if weights.is_weights(path):
-        facts, tensors = weights.read_weights(path)
+    if weights.is_weights(path) or path.is_dir():
+        read = pretrained.read_pretrained if path.is_dir() else weights.read_weights
+        facts, tensors = read(path)
         content = {"state_dict": {PREFIX + name: tensor for name, tensor in tensors.items()}}
         content["fracdna"] = facts
     else:
         content = _read_training_file(path)
-    symbols = content["fracdna"]["vocabulary"]
+    check_vocabulary(path, content["fracdna"]["vocabulary"])
+    return content
+
+
+def check_vocabulary(place: str | Path, symbols: Sequence[str]) -> None:
+    """Refuse ids that do not mean here what they meant where the model was trained.
+
+    Raises:
+        InputError: symbols that this version's vocabulary does not extend.
+    """
     if not symbols or not DNA.extends(symbols):
         raise InputError(
-            f"{path}: its vocabulary {symbols} is not that of this version "
+            f"{place}: its vocabulary {symbols} is not that of this version "
             f"{list(DNA.symbols)}: ids would change their meaning; use the version that wrote it"
         )
-    return content
 
 
 def _read_training_file(path: Path) -> dict[str, Any]:
@@ -187,22 +193,7 @@ def model_hash(model: LanguageModel) -> str:
     The configuration counts because it changes what the same weights compute (gain, time scales);
     only what is of training alone does not.
     """
-    return _identity(model.config, model.state_dict())
-
-
-def _identity(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> str:
-    """The hash of a model with this configuration and these weights."""
-    counts = {k: v for k, v in config.items() if k not in TRAINING_ALONE}
-    digest = hashlib.sha256(json.dumps([list(DNA.symbols), counts], sort_keys=True).encode())
-    for name, tensor in sorted(state.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(_raw_bytes(tensor))
-    return digest.hexdigest()
-
-
-def _raw_bytes(tensor: Tensor) -> bytes:
-    """The bytes of a tensor, whatever its dtype."""
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return identity(model.config, model.state_dict())
 
 
 def _renamed(config: Any) -> Any:

@@ -55,7 +55,7 @@ def write_weights(
         raise InputError(f"{path}: weights are written to a file whose name ends in {SUFFIX}")
     facts_path = path.with_suffix(FACTS_SUFFIX)
     _check_replaceable(facts_path)
-    _check_about(path, facts["about"])
+    check_about(path, facts["about"])
     from safetensors.torch import save
 
     # a tensor that is part of another, or shared, is written by itself
@@ -137,7 +137,7 @@ def _read_facts(path: Path) -> dict[str, Any]:
             f"{path}: {names} missing or not as in weights of fracdna; dtype is one of "
             f"{', '.join(DTYPES)}: copy the file again, or export the weights again"
         )
-    _check_about(path, facts["about"])
+    check_about(path, facts["about"])
     return facts
 
 
@@ -171,7 +171,7 @@ def _read_tensors(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: tensor.float() for name, tensor in tensors.items()}
 
 
-def _check_about(path: Path, about: Mapping[str, Any]) -> None:
+def check_about(path: Path, about: Mapping[str, Any]) -> None:
     """What is told is free, but for the one fact that evaluations use."""
     length = about.get("training_length")
     if length is not None and (type(length) is not int or length < 1):

@@ -1,7 +1,6 @@
 """`fracdna score`: variants of a genome to a Parquet file of log-likelihood ratios, and a VCF."""
 
 import contextlib
-import glob
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from fracdna.model.checkpoint import load_model
 from fracdna.model.heads import LanguageModel
 from fracdna.outcomes import FINE, ROW_PROBLEMS, NotFinite
 from fracdna.provenance import provenance
+from fracdna.resumable import output_path, unfinished_folder
 from fracdna.scoring.alleles import STATUSES, Alleles, judge_alleles
 from fracdna.scoring.block_run import BlockRun
 from fracdna.scoring.options import ScoringOptions
@@ -28,13 +28,15 @@ from fracdna.scoring.variants import Record, read_vcf
 from fracdna.scoring.windows import Site
 from fracdna_prep.compression import reading_refusals
 from fracdna_prep.errors import InputError
-from fracdna_prep.files import check_writable, exclusive_lock, remove_leftovers, sha256_file
+from fracdna_prep.files import sha256_file
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.names import match_names, require_names, resolve_names
 from fracdna_prep.option_checks import check_choice
 from fracdna_prep.wording import counted
 
 FORMAT = "fracdna scores 1"
+_TABLES = {".parquet": "a table"}
+_VCFS = {".vcf": "a VCF", ".vcf.gz": "bgzip", ".vcf.bgz": "bgzip"}
 _SHOWN = 10
 
 
@@ -88,12 +90,11 @@ def run(config: DictConfig) -> int:
     """
     chosen = OmegaConf.to_container(config, resolve=True)
     job = _open(chosen)
-    with contextlib.ExitStack() as locks:
-        for path in filter(None, (job.output, job.vcf)):
-            hidden = path.with_name(f".{path.name}.lock")
-            locks.enter_context(exclusive_lock(hidden, wait=False))
-            remove_leftovers(path.parent, glob.escape(path.name))
-        work = _plan(job)
+    with contextlib.ExitStack() as held:
+        folder = held.enter_context(unfinished_folder(job.output))
+        if job.vcf is not None:  # a run with another table may write the same one
+            held.enter_context(unfinished_folder(job.vcf))
+        work = _plan(job, folder)
         _announce(job, work.finished)
         started = time.perf_counter()
         values = _values(job, work, chosen["checkpoint"])
@@ -114,10 +115,10 @@ def _open(chosen: dict[str, Any]) -> _Job:
     options.check()
     check_choice("missing_contigs", chosen["missing_contigs"], ("refuse", "skip"))
     _check_sources(chosen)
-    output = _output_path("output", chosen["output"], "a Parquet file", (".parquet",))
+    output = output_path("output", chosen["output"], _TABLES, Path.is_file)
     vcf = None
     if chosen["vcf"] is not None:
-        vcf = _output_path("vcf", chosen["vcf"], "a VCF", (".vcf", ".vcf.gz", ".vcf.bgz"))
+        vcf = output_path("vcf", chosen["vcf"], _VCFS, Path.is_file)
         if Path(chosen["variants"]).resolve() == vcf.resolve():
             raise InputError(f"vcf={chosen['vcf']} is the input: name another file")
     model = load_model(chosen["checkpoint"], device)
@@ -146,18 +147,6 @@ def _check_sources(chosen: dict[str, Any]) -> None:
             raise InputError(f"{name}={chosen[name]} {without} saturation=true")
     if chosen["vcf"] is not None and chosen["saturation"]:
         raise InputError(f"vcf={chosen['vcf']} does not go with saturation=true")
-
-
-def _output_path(name: str, value: Any, what: str, endings: tuple[str, ...]) -> Path:
-    """The absolute path of a file to be written, if it can be."""
-    if not isinstance(value, str) or not value.endswith(endings):
-        raise InputError(f"{name}={value}: it is {what}, name it so: x{endings[0]}")
-    path = Path(value).absolute()
-    if path.is_dir():
-        raise InputError(f"{name}={value} is a folder: name a file")
-    # the folder: the file itself is renamed into place, also over an older one
-    check_writable(path.parent)
-    return path
 
 
 def _open_inputs(chosen: dict[str, Any]) -> _Inputs:
@@ -238,7 +227,7 @@ def _metadata(
     }
 
 
-def _plan(job: _Job) -> BlockRun:
+def _plan(job: _Job, folder: Path) -> BlockRun:
     """What is to be computed, with what an interrupted run has left."""
     # what the values depend on, by content: the same files elsewhere are gone on with too
     places = ("checkpoint", "variants", "genome")
@@ -247,8 +236,7 @@ def _plan(job: _Job) -> BlockRun:
         identity["region"] = job.inputs.source
     # rename= may name a file, which may say something else by now
     identity["contigs"] = dict(job.inputs.alleles.contigs)
-    path = job.output.with_name(f".{job.output.name}.unfinished")
-    return BlockRun(job.model, job.inputs.store, job.inputs.alleles, job.options, path, identity)
+    return BlockRun(job.model, job.inputs.store, job.inputs.alleles, job.options, folder, identity)
 
 
 def _values(job: _Job, work: BlockRun, checkpoint: str) -> np.ndarray:
@@ -293,7 +281,7 @@ def _write(job: _Job, results: Results, chosen: dict[str, Any]) -> None:
             f"GenomeChecksum={about['genome_checksum']},Left={about['left']},"
             f"Right={about['right']},Precision={about['compute_dtype']}>"
         )
-        _check_unchanged(job)
+        _check_unchanged(job.inputs)
         write_vcf(job.vcf, Path(chosen["variants"]), results, told)
     if chosen["saturation"]:
         alleles = results.alleles
@@ -303,19 +291,19 @@ def _write(job: _Job, results: Results, chosen: dict[str, Any]) -> None:
     write_table(job.output, results, about)
 
 
-def _check_unchanged(job: _Job) -> None:
+def _check_unchanged(inputs: _Inputs) -> None:
     """The VCF is read again to be written with the scores: it must be the one that has them.
 
     Raises:
         InputError: it is another one by now.
     """
-    source = job.inputs.source
-    with reading_refusals(source):
-        if sha256_file(source) != job.inputs.sha256:
-            raise InputError(
-                f"{source} was changed while it was scored: nothing is written, give the same "
-                "command again to score what it holds now"
-            )
+    with reading_refusals(inputs.source):
+        digest = sha256_file(inputs.source)
+    if digest != inputs.sha256:
+        raise InputError(
+            f"{inputs.source} was changed while it was scored: nothing is written, give the same "
+            "command again to score what it holds now"
+        )
 
 
 def _picture(job: _Job) -> Path:

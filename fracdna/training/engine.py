@@ -45,7 +45,7 @@ def build_trainer(
         InputError: options that are not ours to give, or that cannot be met on this machine.
     """
     output = last.parent.parent
-    _quiet_lightning()
+    quiet_lightning()
     settings = OmegaConf.to_container(config.trainer, resolve=True)
     _check(settings)
     if settings["precision"] == "auto":
@@ -111,7 +111,7 @@ def _check_place(settings: dict[str, Any], trainer: pl.Trainer) -> None:
         )
 
 
-def _quiet_lightning() -> None:
+def quiet_lightning() -> None:
     """Keep the terminal for what concerns the user: no tips, no advice on workers."""
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     known = (

@@ -1,9 +1,12 @@
 import numpy as np
 import pytest
 import torch
-from models import CONSUMED, tiny_model
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from models import CONSUMED, lively, model_config
+from omegaconf import OmegaConf
 
-from fracdna.model.checkpoint import description
+from fracdna import configuration
+from fracdna.model.checkpoint import build_model, description
 from fracdna_prep.genome import GenomeStore
 from fracdna_prep.vocabulary import DNA
 
@@ -17,6 +20,24 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def quick_composition(compositions):
+    """What a file without groups becomes is the file with its options set: Hydra takes longer."""
+    compose = configuration._compose
+
+    def compose_embed(verb, overrides):
+        if verb != "embed":
+            return compose(verb, overrides)
+        config = compose(verb, ())
+        for override in OverridesParser.create().parse_overrides(list(overrides)):
+            OmegaConf.update(config, override.key_or_group, override.value())
+        return config
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(configuration, "_compose", compose_embed)
+        yield
+
+
 @pytest.fixture(params=CONSUMED)
 def mixer_name(request):
     """Every mixer there is, found by its YAML; those like others in the long run alone."""
@@ -25,13 +46,16 @@ def mixer_name(request):
 
 @pytest.fixture(scope="session")
 def models():
-    """A tiny model by mixer, the same one all along."""
+    """A tiny model of two or three blocks by mixer, the same one all along."""
     made = {}
 
     def get(mixer="frac"):
         if mixer not in made:
             torch.manual_seed(0)
-            made[mixer] = tiny_model(mixer)
+            config = model_config(mixer)
+            # the pattern of a hybrid takes its three
+            config["num_layers"] = min(config["num_layers"], 3 if mixer == "interleaved" else 2)
+            made[mixer] = lively(build_model(config)).eval()
         return made[mixer]
 
     return get
@@ -40,6 +64,21 @@ def models():
 @pytest.fixture
 def model(models, mixer_name):
     return models(mixer_name)
+
+
+# states become vectors in one way, whatever mixer they are of
+@pytest.fixture(
+    params=[
+        *(pytest.param((*mixer.values, "mean"), marks=mixer.marks) for mixer in CONSUMED),
+        ("frac", "centre"),
+        ("frac", "last"),
+    ],
+    ids="-".join,
+)
+def model_and_pooling(request, models):
+    """Every mixer, and every pooling."""
+    mixer, pooling = request.param
+    return models(mixer), pooling
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Pooled states against one plain pass of the backbone, in any batch and any number of pieces."""
 
-import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,12 +33,13 @@ def pooled_by_hand(states, pooling, reverse=False):
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("length", [1, 2, 20, 37])
 def test_vectors_are_those_of_a_plain_pass(models, states_alone, random_ids, pooling, length):
-    """BOS is read and its row dropped; forward, reverse and average follow from two passes."""
+    """BOS is read and its row dropped; what each strand option gives follows from two passes."""
     model, ids = models(), random_ids(length)
     forward = pooled_by_hand(states_alone(model, ids), pooling)
     other = states_alone(model, DNA.reverse_complement(ids))
     reverse = pooled_by_hand(other, pooling, reverse=True)
     expected = {"forward": forward, "reverse": reverse, "average": (forward + reverse) / 2}
+    expected["equivariant"] = np.concatenate([forward, reverse])
     for strand in STRANDS:
         options = EmbeddingOptions(pooling=pooling, strand=strand)
         assert_near(pooled_states(model, [ids], options)[0], expected[strand])
@@ -58,6 +58,18 @@ def test_every_layer_has_its_number(model, states_alone, random_ids):
     assert len({vector.tobytes() for vector in vectors}) == depth + 2
 
 
+def test_several_layers_are_an_axis_in_their_order(models, random_ids):
+    """The numbers of each are those of the layer alone; for every pooling."""
+    model, rows, layers = models(), [random_ids(30), random_ids(11)], (2, -1, 0)
+    for pooling in POOLINGS:
+        options = EmbeddingOptions(layers, pooling, "average", segment=20)
+        together = pooled_states(model, rows, options)
+        assert together.shape == (2, 3, model.backbone.d_model)
+        for number, layer in enumerate(layers):
+            alone = pooled_states(model, rows, replace(options, layer=layer))
+            np.testing.assert_array_equal(together[:, number], alone)
+
+
 def test_layers_that_do_not_exist_are_refused(models, random_ids):
     model = models()
     for layer in (-2, len(model.backbone.blocks) + 1):
@@ -68,11 +80,14 @@ def test_layers_that_do_not_exist_are_refused(models, random_ids):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"pooling": "max"}, "pooling=max: choose one of mean, centre, last"),
-        ({"strand": "both"}, "strand=both: choose one of forward, reverse, average"),
+        ({"pooling": "max"}, "pooling=max: choose one of mean, centre, last, none"),
+        ({"pooling": "none"}, "pooling=none: call fracdna.embed"),
+        ({"layer": ()}, "layer is an empty list"),
+        ({"layer": (1, 2, 1)}, r"layer=\[1, 2, 1\]: name each layer once"),
+        ({"strand": "both"}, "strand=both: choose one of forward, reverse, average, equiv"),
         ({"precision": "fp16"}, "precision=fp16: choose one of float32, bf16"),
-        ({"segment": 0}, "segment=0: it is at least 1 base"),
-        ({"batch_bases": -1}, "batch_bases=-1: it is at least 1 base"),
+        ({"segment": 0}, "segment=0: give a whole number of at least 1"),
+        ({"batch_bases": -1}, "batch_bases=-1: give a whole number"),
     ],
 )
 def test_unknown_choices_are_refused(models, random_ids, option, message):
@@ -80,64 +95,83 @@ def test_unknown_choices_are_refused(models, random_ids, option, message):
         pooled_states(models(), [random_ids(3)], EmbeddingOptions(**option))
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_padding_changes_no_vector(model, states_alone, random_ids, pooling):
+def test_padding_changes_no_vector(model_and_pooling, states_alone, random_ids):
     """Case 29: a 20-mer alone, and with 1,000 PAD after it; for every mixer and pooling."""
+    model, pooling = model_and_pooling
     short, long = random_ids(20), random_ids(1020, seed=1)
-    options = EmbeddingOptions(pooling=pooling, strand="average")
-    together = pooled_states(model, [short, long], options)
-    assert_near(together[0], pooled_states(model, [short], options)[0])
-    forward = EmbeddingOptions(pooling=pooling)
     expected = pooled_by_hand(states_alone(model, short), pooling)
-    assert_near(pooled_states(model, [short, long], forward)[0], expected)
+    assert_near(pooled_states(model, [short, long], EmbeddingOptions(pooling=pooling))[0], expected)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_rows_of_unequal_length_equal_single_runs(model, states_alone, random_ids, pooling):
+def test_padding_changes_no_average(models, random_ids, pooling):
+    """Case 29: on the other strand pads stand on the right too."""
+    short, long = random_ids(20), random_ids(120, seed=1)
+    options = EmbeddingOptions(pooling=pooling, strand="average")
+    together = pooled_states(models(), [short, long], options)
+    assert_near(together[0], pooled_states(models(), [short], options)[0])
+
+
+def test_rows_of_unequal_length_equal_single_runs(model_and_pooling, states_alone, random_ids):
     """Case 30: rows of 5, 17 and 64 in one batch; for every mixer and pooling."""
+    model, pooling = model_and_pooling
     rows = [random_ids(length, seed=length) for length in (5, 17, 64)]
     together = pooled_states(model, rows, EmbeddingOptions(pooling=pooling))
     for vector, ids in zip(together, rows, strict=True):
         assert_near(vector, pooled_by_hand(states_alone(model, ids), pooling))
 
 
-def test_partners_change_no_vector(model, random_ids):
+def test_partners_change_no_vector(model_and_pooling, random_ids):
     """Case 31: the same row in batches of 1, 2 and 8 with longer partners; for every mixer."""
-    row = random_ids(50)
+    model, pooling = model_and_pooling
+    options, row = EmbeddingOptions(pooling=pooling), random_ids(50)
     partners = [random_ids(60 + 10 * n, seed=n) for n in range(7)]
-    for pooling in POOLINGS:
-        options = EmbeddingOptions(pooling=pooling)
-        alone = pooled_states(model, [row], options)[0]
-        for count in (1, 7):
-            batch = [*partners[:count], row]
-            assert_near(pooled_states(model, batch, options)[-1], alone)
+    alone = pooled_states(model, [row], options)[0]
+    for count in (1, 7):
+        assert_near(pooled_states(model, [*partners[:count], row], options)[-1], alone)
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_very_short_sequences(model, random_ids, pooling):
+def test_very_short_sequences(model_and_pooling, random_ids):
     """Case 32: lengths 2, 573 and 1 give finite vectors of the right shape; for every mixer."""
+    model, pooling = model_and_pooling
     rows = [random_ids(length) for length in (2, 573, 1)]
     vectors = pooled_states(model, rows, EmbeddingOptions(pooling=pooling))
     assert vectors.shape == (3, model.backbone.d_model)
     assert np.isfinite(vectors).all()
 
 
-def test_pieces_change_no_vector(model, random_ids):
-    """Case 33: 4,096 bases in 1, 2 and 8 pieces; for every mixer."""
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_pieces_change_no_vector(models, random_ids, pooling):
+    """Case 33: 4,096 bases in 1, 2 and 8 pieces; every pooling."""
     ids = random_ids(4096)
-    whole = pooled_states(model, [ids])
+    whole = pooled_states(models(), [ids], EmbeddingOptions(pooling=pooling, batch_bases=5000))
     for segment in (2048, 512):
-        assert_near(pooled_states(model, [ids], EmbeddingOptions(segment=segment)), whole)
+        options = EmbeddingOptions(pooling=pooling, segment=segment)
+        assert_near(pooled_states(models(), [ids], options), whole)
 
 
-@pytest.mark.parametrize("segment", [7, 99, 100])
-def test_the_last_piece_may_be_of_any_length(model, random_ids, segment):
-    """100 bases on both strands, with 2, 1 or no bases left over; every mixer and pooling."""
-    ids = random_ids(100)
-    for pooling in POOLINGS:
-        options = EmbeddingOptions(pooling=pooling, strand="average")
-        streamed = replace(options, segment=segment)
-        assert_near(pooled_states(model, [ids], streamed), pooled_states(model, [ids], options))
+def test_the_last_piece_may_be_of_any_length(model, random_ids):
+    """130 bases on both strands, with none or 1 left over; for every mixer."""
+    ids = random_ids(130)
+    options = EmbeddingOptions(strand="average")
+    whole = pooled_states(model, [ids], options)
+    for segment in (65, 129):
+        assert_near(pooled_states(model, [ids], replace(options, segment=segment)), whole)
+
+
+def test_a_state_of_fixed_size_goes_on_where_a_batch_ends(models, random_ids):
+    """A pass is never larger than a batch; with keys and values only a segment ends it."""
+    for mixer, longest in (("frac", 101), ("attention", 301)):
+        model, ids, passes = models(mixer), Recorded(random_ids(300)), []
+        hook = model.backbone.embedding.register_forward_hook(
+            lambda module, inputs, output, seen=passes: seen.append(inputs[0].numel())
+        )
+        try:
+            cut = pooled_states(model, [ids], EmbeddingOptions(batch_bases=100))
+            assert max(passes) == longest
+        finally:
+            hook.remove()
+        assert_near(cut, pooled_states(model, [ids], EmbeddingOptions(batch_bases=400)))
 
 
 def test_pieces_of_one_base(models, random_ids):
@@ -195,6 +229,21 @@ def test_a_growing_cache_takes_smaller_pieces(models, random_ids, monkeypatch):
     assert_near(streamed, whole)
 
 
+def test_a_cache_that_memory_cannot_hold_is_refused(models, random_ids, monkeypatch):
+    """Before any pass, with the longest that fits; recurrent models have no such limit."""
+    model, ids = models("attention"), random_ids(300)
+    before = state_tensors(model.backbone.initial_state(1))
+    _, after = model.backbone.step(torch.full((1, 300), 7), model.backbone.initial_state(1))
+    grown = sum(x.nbytes for x in state_tensors(after)) - sum(x.nbytes for x in before)
+    # room for 299 bases, twice because caches are copied when they grow
+    monkeypatch.setattr(states, "_memory", lambda device: 2 * grown // 300 * 299)
+    options = EmbeddingOptions(segment=100)
+    with pytest.raises(InputError, match=r"a region of 300 bases.*at most 299 bases.*mixer=frac"):
+        pooled_states(model, [ids], options)
+    assert np.isfinite(pooled_states(model, [ids[:299]], options)).all()
+    assert np.isfinite(pooled_states(models(), [ids], options)).all()
+
+
 def test_batches_hold_every_row_once_and_respect_the_limit():
     lengths = np.random.default_rng(0).integers(1, 300, size=500)
     found = list(states.batches(lengths, batch_bases=1000, segment=250))
@@ -219,16 +268,15 @@ def test_results_keep_the_order_given(models, random_ids):
 
 
 @pytest.mark.parametrize("length", [40, 41])
-def test_strand_symmetry(model, random_ids, length):
+def test_strand_symmetry(model_and_pooling, random_ids, length):
     """An average knows no strand; centre needs an odd length, else there are two middle bases."""
-    ids = random_ids(length)
+    (model, pooling), ids = model_and_pooling, random_ids(length)
     both = [ids, DNA.reverse_complement(ids)]
-    for pooling in POOLINGS:
-        one, other = pooled_states(model, both, EmbeddingOptions(pooling=pooling, strand="average"))
-        if pooling == "centre" and length % 2 == 0:
-            assert np.abs(one - other).max() > 1e-3
-        else:
-            assert_near(one, other)
+    one, other = pooled_states(model, both, EmbeddingOptions(pooling=pooling, strand="average"))
+    if pooling == "centre" and length % 2 == 0:
+        assert np.abs(one - other).max() > 1e-3
+    else:
+        assert_near(one, other)
 
 
 @pytest.mark.parametrize("length", [40, 41])
@@ -303,7 +351,6 @@ def test_the_model_is_left_as_it_was(models, random_ids):
 
 
 def resident_bytes():
-    gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
@@ -313,7 +360,8 @@ def test_memory_is_flat_over_many_windows(models, random_ids):
     windows = [Recorded(random_ids(256, seed=n)) for n in range(200)]
     options = EmbeddingOptions(batch_bases=257)
     before = None
-    for count, (rows, _) in enumerate(pooled_batches(models(), windows, options), start=1):
+    batches = pooled_batches(models("attention"), windows, options)
+    for count, (rows, _) in enumerate(batches, start=1):
         assert len(rows) == 1
         assert sum(bool(window.parts) for window in windows) == count
         if count == 20:

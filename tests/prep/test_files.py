@@ -55,10 +55,11 @@ def test_files_get_the_usual_permissions(tmp_path):
 
 
 def test_what_killed_writers_left_is_removed(tmp_path, names_in):
-    """Temporary names of the files asked for only."""
+    """Temporary names of the files asked for only, folders too."""
     kept = ["windows-1.parquet", ".windows-1.parquet", ".deadbeef.other", ".notahex!.windows-1"]
     for name in (*kept, ".deadbeef.windows-1.parquet", ".01234567.windows-22.parquet"):
         (tmp_path / name).touch()
+    (tmp_path / ".89abcdef.windows-3.parquet" / "part").mkdir(parents=True)
     remove_leftovers(tmp_path, "windows-*.parquet")
     assert names_in(tmp_path) == sorted(kept)
 

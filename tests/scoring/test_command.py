@@ -66,7 +66,7 @@ STATUSES = [
 
 
 def files(folder):
-    return sorted(path.name for path in folder.iterdir() if path.is_file())
+    return sorted(path.name for path in folder.iterdir())
 
 
 def info_of(line):
@@ -307,9 +307,8 @@ def test_an_interrupted_run_goes_on(damaged, score, read, write_vcf, letters, mo
     assert files(tmp_path) == [unfinished.name, "in.vcf", "whole.parquet"]
     assert "give the same command again" in capsys.readouterr().err
     if damaged:
-        content = bytearray(unfinished.read_bytes())
-        content[-1] ^= 1
-        unfinished.write_bytes(content)
+        listed = unfinished / "finished"
+        listed.write_text(listed.read_text()[:-2])
     again = []
     monkeypatch.setattr(SiteScorer, "values", lambda s, x: again.append(len(x)) or plain(s, x))
     assert score(*limits) == 0
@@ -406,8 +405,8 @@ def test_every_substitution_of_a_region(score, read, write_vcf, letters, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["variants={vcf}", "output=x.csv"], "x.csv: it is a Parquet file"),
-        (["variants={vcf}", "vcf=x.txt"], "vcf=x.txt: it is a VCF"),
+        (["variants={vcf}", "output=x.csv"], "output=x.csv: name it x.parquet"),
+        (["variants={vcf}", "vcf=x.txt"], "vcf=x.txt: name it x.vcf (a VCF) or x.vcf.gz"),
         (["variants={vcf}", "vcf={vcf}"], "is the input"),
         ([], "variants= is missing"),
         (["variants=[a,b]"], "variants=['a', 'b']: name a VCF"),

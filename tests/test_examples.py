@@ -1,0 +1,71 @@
+"""Every example in docs/examples runs, on few bases with a tiny model."""
+
+import csv
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from models import tiny_model
+
+import fracdna
+
+FOLDER = Path(__file__).parents[1] / "docs" / "examples"
+EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
+COUNT = 4
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    fracdna.save_weights(tiny_model("attention"), path)
+    return path
+
+
+@pytest.fixture
+def written(weights, tmp_path, monkeypatch):
+    """Run an example; the folder that it writes into."""
+
+    def run(name):
+        if name == "embed_regions":
+            pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+        words = [tmp_path / "out", "--model", weights, "--count", COUNT]
+        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+        runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+        return tmp_path / "out"
+
+    return run
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_leaves_pictures_and_tables(written, name):
+    """All of them take a folder, a model and how many."""
+    folder = written(name)
+    pictures = list(folder.glob("*.png"))
+    assert pictures
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+    assert all(read(table) for table in folder.glob("*.csv"))
+    assert list(folder.glob("*.csv"))
+
+
+def test_windows_have_the_class_that_their_bases_say(written):
+    rows = read(written("embed_regions") / "components.csv")
+    assert [row["class"] for row in rows] == ["CpG-rich"] * COUNT + ["other"] * COUNT
+    assert len({row["start"] for row in rows}) == 2 * COUNT
+    assert len({row["first"] for row in rows}) == 2 * COUNT
+    assert abs(sum(float(row["first"]) for row in rows)) < 1e-3
+
+
+def test_the_strongest_variants_come_first_in_each_kind(written):
+    rows = read(written("score_variants") / "strongest.csv")
+    assert len(rows) == COUNT
+    for kind in {row["kind"] for row in rows}:
+        sizes = [abs(float(row["score"])) for row in rows if row["kind"] == kind]
+        assert sizes == sorted(sizes, reverse=True)
