@@ -73,16 +73,26 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Language
 
     Raises:
         InputError: no file, not one of fracdna, damaged, a newer format, or another vocabulary;
-            weights that do not fit the configuration.
+            weights that do not fit the configuration, or were written for another one.
     """
     content = read_checkpoint(path)
-    model = build_model(content["fracdna"]["model"])
-    saved = content["state_dict"].items()
+    about, saved = content["fracdna"], content["state_dict"].items()
     state = {name.removeprefix(PREFIX): w for name, w in saved if str(name).startswith(PREFIX)}
     try:
+        model = build_model(about["model"])
         model.load_state_dict(state)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
     except RuntimeError as error:
         raise InputError(f"{path}: weights do not fit their own configuration: {error}") from error
+    # weights alone say what they are; the same tensors in another configuration compute another
+    if "model_hash" in about and about["model_hash"] != identity(
+        about["model"], state, about["vocabulary"]
+    ):
+        raise InputError(
+            f"{path}: its configuration or vocabulary is not that of its model_hash, so the "
+            "weights would compute something else: copy both files again"
+        )
     return model.to(device).eval()
 
 

@@ -22,7 +22,8 @@ FORMAT = 1
 SUFFIX, FACTS_SUFFIX = ".safetensors", ".json"
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _KINDS = {
-    "format": int, "model": dict, "vocabulary": list, "dtype": str, "sha256": str, "about": dict,
+    "format": int, "model": dict, "vocabulary": list, "dtype": str, "sha256": str,
+    "model_hash": str, "about": dict,
 }  # fmt: skip
 
 

@@ -115,7 +115,10 @@ def test_others_may_read_what_the_folder_lets_them(saved, tmp_path):
         ({"sha256": "0" * 64}, "not the file that"),
         ({"vocabulary": list("ACGT")}, "vocabulary"),
         ({"vocabulary": []}, "vocabulary"),
-        ({"model": {"d_model": 64}}, "cannot be built"),
+        (
+            {"model": {"d_model": 64}},
+            r"frac-1\.5\.safetensors: model configuration cannot be built",
+        ),
         ({"about": {"training_length": "long"}}, "training_length='long'"),
         ({"dtype": "float32"}, "bfloat16, where its JSON says float32"),
     ],
@@ -123,6 +126,18 @@ def test_others_may_read_what_the_folder_lets_them(saved, tmp_path):
 def test_a_json_that_tells_something_else_is_refused(saved, changes, message):
     rewrite(saved, **changes)
     with pytest.raises(InputError, match=message):
+        fracdna.load_model(saved)
+
+
+@pytest.mark.parametrize("place", ["model", "model_hash"])
+def test_another_configuration_of_the_same_tensors_is_refused(saved, place):
+    """The tensors fit it, and would compute something else."""
+    config = json.loads(facts_of(saved).read_text())["model"]
+    config["mixer"]["gain"] = "zoh"
+    rewrite(saved, **{"model": {"model": config}, "model_hash": {"model_hash": "0" * 64}}[place])
+    with pytest.raises(
+        InputError, match=r"frac-1\.5\.safetensors: its configuration or vocabulary"
+    ):
         fracdna.load_model(saved)
 
 
