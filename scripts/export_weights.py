@@ -20,7 +20,7 @@ from fracdna.data.objectives import IGNORED, next_base
 from fracdna.evaluation.likelihood import base_nll
 from fracdna.model.checkpoint import load_model, save_weights
 from fracdna.model.heads import LanguageModel
-from fracdna.model.weights import DTYPES
+from fracdna.model.weights import DTYPES, SUFFIX, is_weights
 from fracdna.provenance import training_facts
 from fracdna_prep.errors import InputError
 from fracdna_prep.example import example_files
@@ -60,7 +60,15 @@ def told(facts: Sequence[str]) -> dict[str, str]:
 
 
 def export(checkpoint: Path, output: Path, dtype: str, more: Mapping[str, str]) -> None:
-    """Write both files and say what they are, as read back."""
+    """Write both files and say what they are, as read back.
+
+    Raises:
+        InputError: an input that cannot be exported, a place that cannot be written, or weights
+            that would replace those they come from: what rounding takes would be lost.
+    """
+    given = checkpoint.with_suffix(SUFFIX) if is_weights(checkpoint) else checkpoint
+    if output.resolve() == given.resolve():
+        raise InputError(f"{output} is what is exported: name another file")
     model = load_model(checkpoint)
     about = training_facts(checkpoint) | more
     facts = save_weights(model, output, dtype=DTYPES[dtype], about=about)

@@ -107,6 +107,15 @@ def test_exported_weights_export_with_what_was_told_of_them(exported, tmp_path):
     assert new["about"] == old["about"] | {"by": "us"}
 
 
+@pytest.mark.parametrize("ending", [".safetensors", ".json"])
+def test_weights_are_not_replaced_by_their_own_rounding(exported, capsys, ending):
+    """Neither file is touched."""
+    before = exported.read_bytes(), exported.with_suffix(".json").read_bytes()
+    assert export_weights.main([str(exported.with_suffix(ending)), str(exported)]) == 2
+    assert "is what is exported: name another file" in capsys.readouterr().err
+    assert (exported.read_bytes(), exported.with_suffix(".json").read_bytes()) == before
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
