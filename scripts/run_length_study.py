@@ -186,15 +186,17 @@ def add_evaluations(study: Study, arguments: argparse.Namespace) -> int:
     """Join evaluations and records to the results."""
     if not arguments.evaluations and not arguments.records:
         raise InputError("nothing to add: name folders of `fracdna evaluate`, or --records")
-    records = Records(arguments.results / "runs.json")
-    more = further_records(study, arguments, records) if arguments.records else {}
-    known = Evaluations(arguments.results, study)
-    for evaluation in arguments.evaluations:
-        known.add(evaluation, carried=arguments.carried, replace=arguments.replace)
-    if more:
-        records.add(more)
-    if arguments.evaluations:
-        known.write()
+    # what another process adds meanwhile would be lost
+    with exclusive_lock(arguments.results / ".lock", wait=False):
+        records = Records(arguments.results / "runs.json")
+        more = further_records(study, arguments, records) if arguments.records else {}
+        known = Evaluations(arguments.results, study)
+        for evaluation in arguments.evaluations:
+            known.add(evaluation, carried=arguments.carried, replace=arguments.replace)
+        if more:
+            records.add(more)
+        if arguments.evaluations:
+            known.write()
     return FINE
 
 

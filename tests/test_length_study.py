@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -29,6 +31,7 @@ from fracdna.outcomes import INTERRUPTED
 from fracdna.training.curve import CurvePoint, TrainingCurve
 from fracdna_prep.errors import InputError
 from fracdna_prep.example import example_files
+from fracdna_prep.files import exclusive_lock
 
 SHIPPED = Study(run_length_study.STUDY)
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "dna_length_study"
@@ -188,7 +191,22 @@ def test_a_final_run_needs_its_grid_before_it():
     [
         ({"order": ["frac", "lstm"]}, "describe under networks"),
         ({"ablation_rate": 0.5}, "none of the rates"),
-        ({"stages": {"grid": {"steps": 3, "validate_every": 2}}}, "does not end with a validation"),
+        (
+            {"stages": TINY["stages"] | {"grid": {"steps": 3, "validate_every": 2}}},
+            "does not end with a validation",
+        ),
+        (
+            {"stages": TINY["stages"] | {"grid": {"steps": 3, "validate_every": 0}}},
+            "does not end with a validation",
+        ),
+        ({"stages": {"grid": TINY["stages"]["grid"]}}, "cannot be read as a study: .*final"),
+        ({"common": {"experiment": "dna_tiny"}}, r"cannot be read as a study: .*data\.length"),
+        ({"rates": ["fast"]}, "cannot be read as a study: .*fast"),
+        ({"networks": None}, "cannot be read as a study"),
+        (
+            {"networks": TINY["networks"] | {"frac": {"options": {"mixer": "frac"}, "speed": 0}}},
+            "cannot be read as a study: .*zero",
+        ),
     ],
 )
 def test_a_study_that_contradicts_itself_is_refused(changed, message, tmp_path):
@@ -200,6 +218,9 @@ def test_a_file_that_is_no_study_is_refused(tmp_path):
     (tmp_path / "part.yaml").write_text("rates: [0.1]\n")
     with pytest.raises(InputError, match="lacks ablation_rate, common"):
         Study(tmp_path / "part.yaml")
+    (tmp_path / "empty.yaml").touch()
+    with pytest.raises(InputError, match="lacks ablation_rate, common"):
+        Study(tmp_path / "empty.yaml")
     with pytest.raises(InputError, match="cannot be read as a study"):
         Study(tmp_path / "missing.yaml")
 
@@ -238,6 +259,47 @@ def test_records_of_another_study_are_refused(tiny, tmp_path, capsys, prepared):
     (output / "runs.json").write_text("{")
     with pytest.raises(InputError, match="holds no records"):
         Records(output / "runs.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda records, name: [records[name]], "holds no records by name"),
+        (lambda records, name: {name: 1}, "grid-0.01-7 is no record of a run"),
+        (lambda records, name: records[name].pop("command") and records, "is no record of a run"),
+        (lambda records, name: records[name].update(seed="7") or records, "is no record of a run"),
+        (lambda records, name: records[name]["validation"].clear() or records, "a last validation"),
+        (
+            lambda records, name: (
+                records[name]["validation"][0].update(nll_nats=float("nan")) or records
+            ),
+            "a last validation that is a number",
+        ),
+    ],
+)
+def test_what_is_no_record_is_refused(tiny, tmp_path, capsys, change, message):
+    """By the page too, which would else show nothing, or an earlier validation, as the end."""
+    records = record(tiny, "frac", "grid", 0.01)
+    (name,) = records
+    path = tmp_path / "r" / "runs.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(change(records, name)))
+    words = ["page", "--results", path.parent, "--study", written(tmp_path / "study.yaml")]
+    assert message in refused(capsys, *words)
+    path.unlink()
+    path.mkdir()
+    assert "holds no records" in refused(capsys, *words)
+
+
+def test_a_run_without_a_number_at_its_end_has_diverged(tiny, tmp_path):
+    """Its last weights are useless, whatever an earlier validation was."""
+    curve = TrainingCurve(tmp_path / "metrics.csv")
+    curve.add(CurvePoint(2, 256, 0.2, 4.5, validation_nll=1.5, validation_bases=128))
+    about = {"diverged": False}
+    run = tiny.run("frac", "grid", 0.01)
+    assert not record_of(run, tmp_path, about)["diverged"]
+    curve.add(CurvePoint(4, 512, 0.4, 6.5, validation_nll=float("nan"), validation_bases=128))
+    assert record_of(run, tmp_path, about)["diverged"]
 
 
 def test_a_run_that_diverged_leaves_a_record(tiny, tmp_path):
@@ -507,6 +569,75 @@ def test_a_folder_without_a_complete_evaluation_is_refused(tiny, tmp_path, capsy
     assert "nothing to add" in refused(capsys, "add", "--results", tmp_path)
     missing = ["add", "--results", tmp_path, "--records", tmp_path / "none.json"]
     assert "no such file" in refused(capsys, *missing)
+
+
+def _turned(path):
+    table = pq.read_table(path)
+    nats = table["nll_nats"].to_numpy().copy()
+    nats[3] = np.nan
+    place = table.column_names.index("nll_nats")
+    pq.write_table(table.set_column(place, "nll_nats", pa.array(nats)), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("samples.parquet", Path.unlink, "is damaged, copy it again"),
+        ("samples.parquet", lambda path: path.write_bytes(b"PAR1"), "is damaged, copy it again"),
+        ("samples.parquet", _turned, "has nats that are no numbers"),
+        ("gains.csv", Path.unlink, "is damaged, copy it again"),
+        (
+            "gains.csv",
+            lambda path: path.write_text(path.read_text()[:-9]),
+            "gains.csv is not whole",
+        ),
+        ("gains.csv", lambda path: path.write_text(""), "gains.csv is not whole"),
+        ("result.json", lambda path: path.write_text("[1]"), "no complete evaluation of regions"),
+        (
+            "result.json",
+            lambda path: path.write_text('{"complete": true, "regions": {"width": 256}}'),
+            "no complete evaluation of regions",
+        ),
+    ],
+)
+def test_a_damaged_evaluation_is_refused(name, damage, message, evaluated, tiny, tmp_path):
+    """Copied in part, of an older version, or of weights that gave no numbers."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(evaluated.folder / "one", folder)
+    damage(folder / name)
+    with pytest.raises(InputError, match=message):
+        Evaluations(tmp_path / "r", tiny).add(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("networks.json", "{}"), ("networks.json", "[]"), ("carried.csv", "a\n1\n")]
+)
+def test_damaged_results_are_refused(name, text, evaluated, tiny, tmp_path):
+    joined(tmp_path / "r", tiny, evaluated.folder / "one")
+    (tmp_path / "r" / name).write_text(text)
+    with pytest.raises(InputError, match="holds no evaluations of a study"):
+        Evaluations(tmp_path / "r", tiny)
+
+
+def test_one_process_adds_at_a_time(tmp_path, capsys):
+    """What the other one adds would be lost."""
+    study, records = written(tmp_path / "study.yaml"), tmp_path / "runs.json"
+    Records(records).add(record(Study(study), "frac", "grid", 0.01))
+    words = ["add", "--results", tmp_path / "r", "--study", study, "--records", records]
+    with exclusive_lock(tmp_path / "r" / ".lock"):
+        assert "another process works on" in refused(capsys, *words)
+    assert not (tmp_path / "r" / "runs.json").exists()
+
+
+def test_networks_that_are_equal_differ_by_nothing(evaluated, tiny, tmp_path):
+    """Also in the table of pairs, and both are the best of a grid."""
+    twin = evaluated("twin", ["frac"], ["attention"])
+    known = joined(tmp_path / "r", tiny, evaluated.folder / "one", twin)
+    rows = tables.differences(tiny, known).splitlines()[2:]
+    assert rows == ["| `attention` | +0.00 [+0.00, +0.00] | +0.00 [+0.00, +0.00] |"]
+    records = graded(tiny, "frac", 1.2, 1.2)
+    assert tables.rates(tiny, records).count("**3.3201**") == 2
+    assert tiny.best_rate("frac", records) == 0.01
 
 
 def test_another_record_of_a_known_run_is_refused(tmp_path, capsys):

@@ -4,9 +4,10 @@ Differences between networks are paired by region, so networks that were evaluat
 are compared as if it had been in one call, provided that they were scored on the same bases.
 """
 
+import contextlib
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,11 @@ from fracdna_prep.errors import InputError
 from fracdna_prep.files import atomic_file
 
 ALL = ("all", "all")
+# what is taken from the result.json of an evaluation
+TAKEN = (
+    "models", "regions", "scored", "genome", "split", "best_count_model", "precision", "device",
+    "torch", "batch_bases",
+)  # fmt: skip
 CARRIED_COLUMNS = ("span", "regions", *GainRow._fields)
 SCHEMA = pa.schema({
     "model": pa.string(), "curve": pa.string(), "part": pa.string(), "group": pa.string(),
@@ -74,12 +80,12 @@ class Evaluations:
         self.carried: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {"bases": {}, "models": {}}
         if (folder / "networks.json").exists():
-            try:
+            with _readable(f"{folder} holds no evaluations of a study"):
                 self.facts = json.loads((folder / "networks.json").read_text())
+                if not isinstance(self.facts, dict) or self.facts.keys() != {"bases", "models"}:
+                    raise ValueError("networks.json lacks bases and models")
                 self.cells = _read_cells(folder / "samples.parquet")
-                self.carried = _read_csv(folder / "carried.csv")
-            except (OSError, ValueError, KeyError) as error:
-                raise InputError(f"{folder} holds no evaluations of a study: {error}") from error
+                self.carried = _read_csv(folder / "carried.csv", CARRIED_COLUMNS)
 
     def add(self, evaluation: Path, *, carried: bool = False, replace: bool = False) -> None:
         """Take over an output folder of `fracdna evaluate`, in place of what is known of its cells.
@@ -91,9 +97,12 @@ class Evaluations:
 
         Raises:
             InputError: no complete evaluation, of other bases than what is known, of a network that
-                the study has not, or of another one by the same name.
+                the study has not, or of another one by the same name; nats that are no numbers.
         """
         result = _result(evaluation)
+        with _readable(f"{evaluation} is damaged, copy it again or give its command again"):
+            cells = {} if carried else _read_cells(evaluation / "samples.parquet")
+            gains = _read_csv(evaluation / "gains.csv", GainRow._fields)
         width = result["regions"]["width"]
         if not carried and width != self.study.content["width"]:
             raise InputError(
@@ -103,14 +112,13 @@ class Evaluations:
         self._add_bases(evaluation, result)
         for name, model in result["models"].items():
             self._add_facts(evaluation, name, model, result, replace)
-        if not carried:
-            self._add_cells(evaluation, _read_cells(evaluation / "samples.parquet"), result)
+        self._add_cells(evaluation, cells, result)
         names = set(result["models"])
         self.carried = [
             row for row in self.carried if int(row["span"]) != width or row["model"] not in names
         ]
         more = {"span": width, "regions": result["regions"]["count"]}
-        self.carried += [more | row for row in _read_csv(evaluation / "gains.csv")]
+        self.carried += [more | row for row in gains]
 
     def _add_bases(self, evaluation: Path, result: Mapping[str, Any]) -> None:
         """Which bases were scored; the same as before wherever there was a before."""
@@ -246,11 +254,21 @@ def _result(evaluation: Path) -> dict[str, Any]:
             f"{evaluation} holds no complete evaluation ({error}): name an output folder of "
             "`fracdna evaluate`"
         ) from error
-    if not result.get("complete") or "regions" not in result:
+    complete = isinstance(result, dict) and result.get("complete")
+    if not complete or not all(name in result for name in TAKEN):
         raise InputError(
             f"{evaluation} holds no complete evaluation of regions: give its command again"
         )
     return result
+
+
+@contextlib.contextmanager
+def _readable(otherwise: str) -> Iterator[None]:
+    """Turns what damaged files raise into a refusal."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{otherwise}: {error}") from error
 
 
 def _place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -263,19 +281,35 @@ def _coordinates(scored: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], s
     return {_place(cell): cell["coordinates"] for cell in scored}
 
 
-def _read_csv(path: Path) -> list[dict[str, Any]]:
-    """Rows of text."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+def _read_csv(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of text.
+
+    Raises:
+        OSError: no such file.
+        ValueError: it lacks columns, or its end.
+    """
+    text = path.read_text()
+    rows = csv.DictReader(text.splitlines())
+    if not text.endswith("\n") or not set(columns) <= set(rows.fieldnames or ()):
+        raise ValueError(f"{path.name} is not whole")
+    return list(rows)
 
 
 def _read_cells(path: Path) -> dict[Key, Cell]:
-    """Cells of the forward strand from samples.parquet, of an evaluation or of the study."""
+    """Cells of the forward strand from samples.parquet, of an evaluation or of the study.
+
+    Raises:
+        OSError: no such file.
+        ValueError: no such table, or nats that are no numbers.
+        KeyError: it lacks columns.
+    """
     table = pq.read_table(path)
     if "strand" in table.column_names:
         table = table.filter(pc.equal(table["strand"], FORWARD))
     columns = [table[name].to_pylist() for name in Key._fields]
     nats, tokens = (table[name].to_numpy() for name in ("nll_nats", "tokens"))
+    if not np.isfinite(nats).all():
+        raise ValueError(f"{path.name} has nats that are no numbers")
     rows: dict[Key, list[int]] = {}
     for row, key in enumerate(map(Key, *columns)):
         rows.setdefault(key, []).append(row)

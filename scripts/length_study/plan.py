@@ -82,11 +82,21 @@ class Study:
     def __init__(self, path: Path) -> None:
         try:
             self.content: dict[str, Any] = yaml.safe_load(path.read_text())
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise InputError(f"{path} cannot be read as a study: {error}") from error
-        missing = sorted(KEYS - set(self.content))
+        missing = sorted(KEYS - set(self.content or ()))
         if missing:
             raise InputError(f"{path} lacks {', '.join(missing)}")
+        try:
+            self._read()
+        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{path} cannot be read as a study: {type(error).__name__} {error}"
+            ) from error
+        self._check(path)
+
+    def _read(self) -> None:
+        """Take the values that are asked for by name, and try every run."""
         self.rates: list[float] = [float(rate) for rate in self.content["rates"]]
         further = [float(rate) for rate in self.content["further_rates"]]
         self.points: list[float] = sorted({*self.rates, *further})
@@ -94,7 +104,9 @@ class Study:
         self.first_seed: int = self.content["first_seed"]
         self.length: int = self.content["common"]["data.length"]
         self.ablation_rate: float = float(self.content["ablation_rate"])
-        self._check(path)
+        for network in self.content["networks"]:
+            for stage in (GRID, FINAL):
+                self.run(network, stage, self.rates[0])
 
     def _check(self, path: Path) -> None:
         """Refuse what could not be trained or compared."""
@@ -106,7 +118,7 @@ class Study:
                 f"{path}: ablation_rate {self.ablation_rate:g} is none of the rates {self.rates}"
             )
         for stage, steps in self.content["stages"].items():
-            if steps["steps"] % steps["validate_every"]:
+            if steps["validate_every"] < 1 or steps["steps"] % steps["validate_every"]:
                 raise InputError(
                     f"{path}: {stage} of {steps['steps']} steps does not end with a validation: "
                     f"validate_every has to divide it, {steps['validate_every']} does not"

@@ -17,6 +17,11 @@ from fracdna_prep.errors import InputError
 from fracdna_prep.files import atomic_file
 
 Record = dict[str, Any]
+# what every record has
+FIELDS = {
+    "network": str, "stage": str, "rate": float, "seed": int, "command": str, "diverged": bool,
+    "validation": list,
+}  # fmt: skip
 # options without which a run is still the same: where it reads and writes, how often it looks
 BESIDE = {"data.prepared", "data.workers", "output", "validate_every"}
 
@@ -28,15 +33,24 @@ class Records(dict[str, Record]):
         path: of the JSON file, which may not exist yet.
 
     Raises:
-        InputError: the file is no JSON.
+        InputError: the file cannot be read, is no JSON, or holds something else.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            super().__init__(json.loads(path.read_text()) if path.exists() else {})
-        except ValueError as error:
+            content = json.loads(path.read_text()) if path.exists() else {}
+        except (OSError, ValueError) as error:
             raise InputError(f"{path} holds no records: {error}") from error
+        if not isinstance(content, dict):
+            raise InputError(f"{path} holds no records by name of the run")
+        for name, record in content.items():
+            if not _is_record(record):
+                raise InputError(
+                    f"{path}: {name} is no record of a run: it has {', '.join(FIELDS)}, and a last "
+                    "validation that is a number where it has not diverged"
+                )
+        super().__init__(content)
 
     def add(self, records: Mapping[str, Record]) -> None:
         """Keep records, on disk too."""
@@ -86,6 +100,7 @@ def record_of(run: Run, folder: Path, circumstances: Mapping[str, Any]) -> Recor
         for point in points
         if point.validation_nll is not None and math.isfinite(point.validation_nll)
     ]
+    ended = bool(validation) and validation[-1]["step"] == points[-1].step
     speeds = [point.bases_per_second for point in points if point.bases_per_second]
     return {
         "network": run.network,
@@ -99,6 +114,8 @@ def record_of(run: Run, folder: Path, circumstances: Mapping[str, Any]) -> Recor
         "training": [[p.bases, p.train_nll] for p in points if p.train_nll is not None],
         "median_bases_per_second": median(speeds) if speeds else None,
         **circumstances,
+        # a network whose weights became useless in the last steps has no validation at its end
+        "diverged": circumstances["diverged"] or not ended,
     }
 
 
@@ -107,6 +124,20 @@ def seconds_before(folder: Path) -> float:
     curve = folder / "metrics.csv"
     points = read_curve(curve) if curve.exists() else []
     return points[-1].seconds if points else 0.0
+
+
+def _is_record(record: Any) -> bool:
+    """Whether this is what record_of made."""
+    if not isinstance(record, dict):
+        return False
+    kinds = all(isinstance(record.get(name), kind) for name, kind in FIELDS.items())
+    return kinds and (record["diverged"] or _is_number(record["validation"][-1:]))
+
+
+def _is_number(points: Sequence[Any]) -> bool:
+    """Whether there is a validation point, with finite nats."""
+    nll = [point.get("nll_nats") for point in points if isinstance(point, dict)]
+    return bool(nll) and isinstance(nll[-1], float) and math.isfinite(nll[-1])
 
 
 def _changed(there: Sequence[str], now: Sequence[str]) -> list[tuple[str, Any, Any]]:
