@@ -35,6 +35,8 @@ OPTIONAL = {
     "logger.id": "text",
     "block_size": "whole number",
     "guard": "whole number",
+    "batch_positions": "whole number, or auto",
+    "task.d_model": "whole number",
 }
 # options with another default that may be null
 NULLABLE = ("trainer.gradient_clip_val",)
@@ -73,6 +75,27 @@ RANGES = {
     "segment": (1, math.inf),
     "flank": (0, math.inf),
     "devices": (1, 1024),
+    "jobs": (1, 1024),
+    "batch_positions": (1, math.inf),
+    "task.learning_rates": (0, math.inf),
+    "task.seeds": (0, 2**32 - 1),
+    "task.d_model": (1, math.inf),
+    "task.length": (1, math.inf),
+    "task.steps": (1, math.inf),
+    "task.batch": (1, math.inf),
+    "task.validation": (1, math.inf),
+    "task.streams": (1, math.inf),
+    "task.lengths": (1, math.inf),
+    "task.gammas": (0, math.inf),
+    "task.event_rate": (0, 1),
+    "task.event_count": (1, math.inf),
+    "task.min_margin": (0, math.inf),
+    "task.first_dense": (1, math.inf),
+    "task.weight_decay": (0, math.inf),
+    "task.warmup": (0, 1),
+    "task.final": (0, 1),
+    "task.clip": (0, math.inf),
+    "task.growing_limit": (1, math.inf),
 }
 # of several kinds: the first are left to Lightning, the others are checked where they are used
 FREE = (
