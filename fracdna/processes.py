@@ -26,9 +26,7 @@ def process_pool(
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     threads = max(1, torch.get_num_threads() // count)
-    pool = concurrent.futures.ProcessPoolExecutor(
-        count, context, _begin, (threads, begin, *given)
-    )
+    pool = concurrent.futures.ProcessPoolExecutor(count, context, _begin, (threads, begin, *given))
     try:
         yield pool
     finally:

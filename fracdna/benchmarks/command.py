@@ -111,9 +111,7 @@ def _grid(task: ModuleType, options: Mapping[str, Any], precision: str) -> list[
         if len(set(options[name])) < len(options[name]):
             raise InputError(f"task.{name}={options[name]} names one twice")
     tests = task.variants(options)
-    networks = {
-        words: network_config(words, tests[0].task, options) for words in options["mixers"]
-    }
+    networks = {words: network_config(words, tests[0].task, options) for words in options["mixers"]}
     seeds = options["seeds"][:1] if options["select"] else options["seeds"]
     fixed = ("steps", "batch", "weight_decay", "warmup", "final", "clip")
     recipe = {name: options[name] for name in fixed}

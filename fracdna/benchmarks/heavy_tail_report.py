@@ -1,4 +1,4 @@
-"""The heavy-tailed probe as a benchmark: its variants, its oracles, and what is told beside them."""
+"""The heavy-tailed probe as a benchmark: its variants, oracles, and what is told beside them."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -192,9 +192,7 @@ def _trained(run: Run, folder: Path, device: torch.device, advance: Advance) -> 
     torch.manual_seed(run.recipe.seed)
     model = build_model(run.model).to(device)
     started = time.monotonic()
-    losses = train_small(
-        model, run.test.task, run.recipe, choose_precision(run.precision), advance
-    )
+    losses = train_small(model, run.test.task, run.recipe, choose_precision(run.precision), advance)
     if not all(weight.isfinite().all() for weight in model.state_dict().values()):
         raise NotFinite("a weight is NaN or infinite after the last step: lower the learning rate")
     seconds = time.monotonic() - started

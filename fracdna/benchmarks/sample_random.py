@@ -59,7 +59,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, places: int) -> Tensor:
-    """To the right, zeros from the left, which PyTorch has for signed numbers only with the sign."""
+    """To the right, with zeros from the left where PyTorch would repeat the sign."""
     return (x >> places) & ((1 << (64 - places)) - 1)
 
 

@@ -77,9 +77,7 @@ def train_small(
         model, partial(torch.optim.AdamW, lr=recipe.rate, betas=BETAS, fused=True),
         recipe.weight_decay,
     )  # fmt: skip
-    factor = partial(
-        warmup_cosine, steps=recipe.steps, warmup=recipe.warmup, final=recipe.final
-    )
+    factor = partial(warmup_cosine, steps=recipe.steps, warmup=recipe.warmup, final=recipe.final)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     compute = partial(_loss, model)
     if device.type == "cuda":

@@ -96,4 +96,3 @@ def _begin(place: Place) -> None:
 def _execute_here(run: Run) -> dict[str, Any]:
     """A run in this process."""
     return execute(run, _places[0], lambda _: None)
-
