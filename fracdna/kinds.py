@@ -37,13 +37,19 @@ OPTIONAL = {
     "guard": "whole number",
     "batch_positions": "whole number, or auto",
     "task.d_model": "whole number",
+    "task.persist": "whole number",
+    "task.capacity": "whole number",
 }
 # options with another default that may be null
 NULLABLE = ("trainer.gradient_clip_val",)
 # lists of records: what each has, whole numbers of at least 1
-RECORDS = {"data.stages": ("length", "steps")}
+RECORDS = {
+    "data.stages": ("length", "steps"),
+    "task.training": ("length", "pairs"),
+    "task.tests": ("length", "pairs"),
+}
 # lists that may be empty although their default is not
-EMPTIABLE = ("lengths",)
+EMPTIABLE = ("lengths", "task.lengths", "task.tests")
 # lowest and highest value, of lists each value
 RANGES = {
     "steps": (1, math.inf),
@@ -96,6 +102,14 @@ RANGES = {
     "task.final": (0, 1),
     "task.clip": (0, math.inf),
     "task.growing_limit": (1, math.inf),
+    "task.vocabulary_rows": (8, math.inf),
+    "task.examples_per_kind": (1, math.inf),
+    "task.passes": (1, math.inf),
+    "task.powers": (0, math.inf),
+    "task.epochs": (1, math.inf),
+    "task.sequences": (1, math.inf),
+    "task.persist": (1, math.inf),
+    "task.capacity": (4, math.inf),
 }
 # of several kinds: the first are left to Lightning, the others are checked where they are used
 FREE = (

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from fracdna.benchmarks import heavy_tail_report
+from fracdna.benchmarks import associative_recall_report, heavy_tail_report
 from fracdna.benchmarks.networks import network_config
 from fracdna.benchmarks.probe_report import WRITTEN, Tables, terminal_lines, write_report
 from fracdna.benchmarks.probe_run import FINE as RUN_FINE
@@ -30,7 +30,10 @@ from fracdna_prep.errors import InputError
 from fracdna_prep.files import check_writable, exclusive_lock
 from fracdna_prep.wording import counted
 
-TASKS: dict[str, ModuleType] = {"heavy_tail": heavy_tail_report}
+TASKS: dict[str, ModuleType] = {
+    "heavy_tail": heavy_tail_report,
+    "associative_recall": associative_recall_report,
+}
 # positions of one pass in tests, whose networks are small
 AUTO_POSITIONS = {"cuda": 262_144, "cpu": 8_192}
 
@@ -80,7 +83,7 @@ def benchmark(config: DictConfig) -> int:
         }
         write_report(
             output, tables, samples, facts,
-            title=task.TITLE, trained=options["length"], chance=task.CHANCE,
+            title=task.TITLE, trained=runs[0].test.task.length, chance=task.CHANCE,
         )  # fmt: skip
     return _tell(output, tables, results)
 
@@ -113,8 +116,8 @@ def _grid(task: ModuleType, options: Mapping[str, Any], precision: str) -> list[
     tests = task.variants(options)
     networks = {words: network_config(words, tests[0].task, options) for words in options["mixers"]}
     seeds = options["seeds"][:1] if options["select"] else options["seeds"]
-    fixed = ("steps", "batch", "weight_decay", "warmup", "final", "clip")
-    recipe = {name: options[name] for name in fixed}
+    fixed = ("batch", "weight_decay", "warmup", "final", "clip")
+    recipe = {name: options[name] for name in fixed} | task.recipe_options(options)
     return [
         Run(words, model, test, Recipe(rate, seed, **recipe), options["validation"], precision)
         for words, model in networks.items()

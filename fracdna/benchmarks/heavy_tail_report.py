@@ -38,6 +38,11 @@ def variants(options: Mapping[str, Any]) -> list[StreamTest]:
     ]
 
 
+def recipe_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Steps of the optimizer, and how the learning rate moves."""
+    return {"steps": options["steps"]}
+
+
 def details(columns: Columns) -> dict[str, float]:
     """Accuracy by tercile of the size of the score."""
     order = np.abs(columns["score"]).argsort()

@@ -85,7 +85,7 @@ class StreamTest:
         self,
         model: LanguageModel,
         reading: Reading,
-        done: Mapping[int, set[int]],
+        done: Mapping[str, set[int]],
         advance: Callable[[int], object],
     ) -> Iterator[Columns]:
         """Rows of streams, several streams at a time.
@@ -95,7 +95,7 @@ class StreamTest:
         Args:
             model: the network, in evaluation mode.
             reading: how streams are read.
-            done: by length of the streams, numbers of those that have their rows already.
+            done: see ModelTest.
             advance: told of positions that were read.
 
         Raises:
@@ -104,7 +104,7 @@ class StreamTest:
         device = next(model.parameters()).device
         reader = StreamReader(model.backbone, reading, advance)
         for span in self.spans(reader.reaches):
-            left = [n for n in range(self.streams) if n not in done.get(span.length, ())]
+            left = [n for n in range(self.streams) if n not in done.get(str(span.length), ())]
             batch = min(reader.batch(span.length), max(1, MOST_EVENTS // span.length))
             for first in range(0, len(left), batch):
                 numbers = left[first : first + batch]
@@ -136,7 +136,6 @@ def _rows(
     correct = torch.where(lead == 0, 0.5, ((lead > 0) == (scores > 0)).float())
     columns = {
         "index": torch.tensor(numbers)[:, None].expand(-1, len(span.scored)),
-        "stream_length": torch.full_like(targets, span.length),
         "length": torch.tensor(span.scored).expand(len(numbers), -1),
         "score": scores,
         "correct": correct,
@@ -144,4 +143,5 @@ def _rows(
         "nll_nats": nll.double(),
     }
     kept = clear.cpu()
-    return {name: values.cpu()[kept].numpy() for name, values in columns.items()}
+    rows = {name: values.cpu()[kept].numpy() for name, values in columns.items()}
+    return rows | {"set": np.full(len(rows["index"]), str(span.length))}

@@ -53,17 +53,17 @@ class ModelTest(Protocol):
         self,
         model: LanguageModel,
         reading: Reading,
-        done: Mapping[int, set[int]],
+        done: Mapping[str, set[int]],
         advance: Advance,
     ) -> Iterator[Columns]:
         """Rows of samples, several samples at a time.
 
-        They have at least index, stream_length, length, correct (0 to 1) and nll_nats.
+        They have at least set (samples of one kind), index, length, correct (0 to 1) and nll_nats.
 
         Args:
             model: in evaluation mode.
             reading: how streams are read.
-            done: by stream_length, indices that have their rows already.
+            done: by set, indices that have their rows already.
             advance: told of positions that were read.
         """
 
@@ -187,7 +187,6 @@ def _trained(run: Run, folder: Path, device: torch.device, advance: Advance) -> 
     """The trained model, opened where an earlier call has left it."""
     path = folder / "model.safetensors"
     if path.exists() and path.with_suffix(".json").exists():
-        advance(run.training_positions)
         return load_model(path, device)
     torch.manual_seed(run.recipe.seed)
     model = build_model(run.model).to(device)
@@ -221,13 +220,10 @@ def _sizes(model: LanguageModel) -> dict[str, int]:
 def _test(run: Run, place: Place, model: LanguageModel, advance: Advance) -> int:
     """Add the rows that are missing to samples.parquet; the number of all."""
     table, written = read_samples(run, place.folder), time.monotonic()
-    done: dict[int, set[int]] = {}
+    done: dict[str, set[int]] = {}
     if table.num_rows:
-        for length, index in zip(
-            table["stream_length"].to_pylist(), table["index"].to_pylist(), strict=True
-        ):
-            done.setdefault(length, set()).add(index)
-    advance(sum(length * len(indices) for length, indices in done.items()))
+        for name, index in zip(table["set"].to_pylist(), table["index"].to_pylist(), strict=True):
+            done.setdefault(name, set()).add(index)
     found = [table] if table.num_rows else []
     try:
         for columns in run.test.run(model, place.reading, done, advance):

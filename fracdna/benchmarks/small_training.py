@@ -37,6 +37,8 @@ class Recipe:
         warmup: share of the steps with a linear rise of the rate.
         final: factor on the rate at the last step, which a cosine leads to.
         clip: largest norm of a gradient.
+        epochs: in place of rise and cosine, the rate falls by one of so many equal steps after
+            each of so many equal parts of the run, to 0 at its end; None: it does not.
     """
 
     rate: float
@@ -47,6 +49,13 @@ class Recipe:
     warmup: float
     final: float
     clip: float
+    epochs: int | None = None
+
+    def factor(self, step: int) -> float:
+        """On the learning rate, at a step from 0."""
+        if self.epochs is not None:
+            return 1 - step * self.epochs // self.steps / self.epochs
+        return warmup_cosine(step, steps=self.steps, warmup=self.warmup, final=self.final)
 
 
 def train_small(
@@ -77,8 +86,7 @@ def train_small(
         model, partial(torch.optim.AdamW, lr=recipe.rate, betas=BETAS, fused=True),
         recipe.weight_decay,
     )  # fmt: skip
-    factor = partial(warmup_cosine, steps=recipe.steps, warmup=recipe.warmup, final=recipe.final)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.factor)
     compute = partial(_loss, model)
     if device.type == "cuda":
         compute = GraphedPass(compute, model.parameters())
@@ -103,9 +111,10 @@ def train_small(
 
 
 def _loss(model: LanguageModel, batch: dict[str, Tensor]) -> tuple[Tensor]:
-    """Nats of the answers over the number of places, whether or not each has an answer."""
+    """Nats per answer."""
     examples = Examples(**batch)
-    return (nll_at(model, model.backbone(examples.ids), examples)[0].mean(),)
+    nll, _ = nll_at(model, model.backbone(examples.ids), examples)
+    return (nll.sum() / (examples.targets != IGNORED).sum(),)
 
 
 def _batches(

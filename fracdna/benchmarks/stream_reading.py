@@ -54,6 +54,22 @@ class StreamReader:
         return max(1, self._reading.batch_positions // at_once)
 
     @torch.inference_mode()
+    def whole(self, ids: Tensor) -> Tensor:
+        """Hidden states of all positions, of one pass over sequences that fit in memory.
+
+        Args:
+            ids: (n, length).
+
+        Returns:
+            (n, length, d_model).
+        """
+        low = self._reading.precision != torch.float32
+        with torch.autocast(ids.device.type, self._reading.precision, enabled=low):
+            hidden = self._backbone(ids)
+        self._advance(ids.numel())
+        return hidden
+
+    @torch.inference_mode()
     def hidden_at(self, ids: Tensor, places: Sequence[int]) -> Tensor:
         """Hidden states of a pass over streams.
 
@@ -64,13 +80,11 @@ class StreamReader:
         Returns:
             (n, places, d_model), as if each stream were read whole.
         """
+        if self.grows:
+            return self.whole(ids)[:, list(places)]
         low = self._reading.precision != torch.float32
         with torch.autocast(ids.device.type, self._reading.precision, enabled=low):
-            if not self.grows:
-                return self._carried(ids, places)
-            hidden = self._backbone(ids)[:, list(places)]
-        self._advance(ids.numel())
-        return hidden
+            return self._carried(ids, places)
 
     def _carried(self, ids: Tensor, places: Sequence[int]) -> Tensor:
         """In segments; each segment's states are dropped but for the asked places."""

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tqdm import tqdm
+
 from fracdna.benchmarks.probe_run import FINE, Place, Run, execute, finished
 from fracdna.processes import process_pool
 from fracdna_prep.errors import Unfinished
@@ -43,7 +45,7 @@ class Sweep:
         positions = sum(run.positions for run in runs)
         with progress_bar(positions, f"{len(runs)} runs", self.progress, unit="position") as bar:
             if self.jobs == 1:
-                return {run: execute(run, self.place, bar.update) for run in runs}
+                return {run: self._alone(run, bar) for run in runs}
             results = {}
             with process_pool(min(self.jobs, len(runs)), _begin, self.place) as pool:
                 waiting = {pool.submit(_execute_here, run): run for run in runs}
@@ -58,6 +60,18 @@ class Sweep:
                         "again, with fewer jobs= where memory is short"
                     ) from None
             return results
+
+    def _alone(self, run: Run, bar: tqdm) -> dict[str, Any]:
+        """A run in this process."""
+        read: list[int] = []
+
+        def advance(positions: int) -> None:
+            read.append(positions)
+            bar.update(positions)
+
+        result = execute(run, self.place, advance)
+        bar.update(run.positions - sum(read))  # what was there already, or is out of reach
+        return result
 
 
 def best_rates(results: Results) -> dict[tuple[Any, ...], float]:

@@ -87,7 +87,7 @@ def test_samples_without_a_label_are_drawn_anew_and_others_stay():
 
 def test_a_margin_that_nothing_reaches_is_refused():
     task = HeavyTail(0.1, "final", 8, min_margin=50.0)
-    with pytest.raises(InputError, match="task.min_margin=50.0"):
+    with pytest.raises(InputError, match=r"task\.min_margin=50\.0"):
         task.examples("train", 1, torch.arange(2))
 
 
