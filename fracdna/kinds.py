@@ -41,7 +41,7 @@ OPTIONAL = {
     "task.capacity": "whole number",
 }
 # options with another default that may be null
-NULLABLE = ("trainer.gradient_clip_val",)
+NULLABLE = ("trainer.gradient_clip_val", "task.persist", "task.capacity", "task.d_model")
 # lists of records: what each has, whole numbers of at least 1
 RECORDS = {
     "data.stages": ("length", "steps"),
