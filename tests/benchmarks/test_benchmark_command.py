@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from torch.testing import assert_close
 
 from fracdna import cli, load_model
@@ -16,6 +17,7 @@ from fracdna.benchmarks.networks import network_config
 from fracdna.benchmarks.small_training import Recipe, train_small, validation_nll
 from fracdna.benchmarks.stream_reading import Reading, StreamReader
 from fracdna.configuration import configs_folder
+from fracdna.model.carried import state_tensors
 from fracdna.model.checkpoint import build_model
 from fracdna.outcomes import NotFinite
 
@@ -49,21 +51,43 @@ def table(path):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize(
-    ("size", "width", "depth"),
-    [
-        ("probe_tiny", 64, 2),
-        pytest.param("probe", 128, 2, marks=pytest.mark.slow),
-        pytest.param("probe_large", 256, 4, marks=pytest.mark.slow),
-    ],
-)
-def test_every_mixer_of_a_size_builds_without_mlps(size, width, depth):
-    """Sizes differ in width and depth, which no mixer changes; none is built with another."""
-    mixers = sorted(path.stem for path in (configs_folder() / "size" / size).glob("*.yaml"))
-    assert {"frac", "attention", "gdn", "mamba2", "mamba3", "post_mamba2", "rwkv7"} <= set(mixers)
-    for mixer in mixers:
-        config = network_config(mixer, TASK, {"size": size, "d_model": None})  # builds it
-        assert (config["d_model"], config["num_layers"], config["mlp"]) == (width, depth, None)
+SIZES = ("probe_tiny", "probe", "probe_large", "recall_16k", "recall_32k", "recall_64k")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_mixers_of_a_size_have_one_width_and_depth(size):
+    """And the same options as in the size of another kind, but for an MLP."""
+    files = {path.stem: path for path in (configs_folder() / "size" / size).glob("*.yaml")}
+    assert {"frac", "attention", "gdn", "mamba2", "mamba3", "post_mamba2", "rwkv7"} <= set(files)
+    numbers = {name: yaml.safe_load(path.read_text()) for name, path in files.items()}
+    assert len({(given["d_model"], given["num_layers"]) for given in numbers.values()}) == 1
+    for name, given in numbers.items():
+        known = yaml.safe_load(
+            (configs_folder() / "size" / "dna_tiny" / f"{name}.yaml").read_text()
+        )
+        assert set(given) == set(known) - {"mlp"}
+        assert set(given["mixer"]) == set(known["mixer"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SIZES)
+def test_every_mixer_of_a_size_builds_without_an_mlp(size):
+    for path in (configs_folder() / "size" / size).glob("*.yaml"):
+        config = network_config(path.stem, TASK, {"size": size, "d_model": None})  # builds it
+        assert config["mlp"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "scalars"), [("16k", 16384), ("32k", 32768), ("64k", 65536)])
+def test_memories_of_associative_recall_are_of_one_size(size, scalars):
+    """d^2 / heads numbers a layer, tails of convolutions and FRAC, which is given more, aside."""
+    for mixer in ("gdn", "gla", "retnet", "post_gla", "post_gdn", "mamba2", "mamba3", "rwkv7"):
+        options = {"size": f"recall_{size}", "d_model": None}
+        model = build_model(network_config(mixer, TASK, options))
+        memories = [
+            max(part.numel() for part in state_tensors(state)) for state in model.initial_state(1)
+        ]
+        assert memories == [scalars, scalars], mixer
 
 
 @pytest.mark.parametrize("mixer", ["frac", "attention", "post_mamba2", "rwkv7"])
@@ -127,9 +151,9 @@ def recipe(**changes):
     return Recipe(**(fixed | {"warmup": 0.02, "final": 0.1, "clip": 1.0} | changes))
 
 
-def trained(changes, words="attention"):
-    model = network(words)
-    losses = train_small(model, TASK, recipe(**changes), torch.float32, lambda _: None)
+def trained(changes, task=TASK, words="attention"):
+    model = network(words, task)
+    losses = train_small(model, task, recipe(**changes), torch.float32, lambda _: None)
     return losses, model
 
 
@@ -144,13 +168,13 @@ def test_training_depends_on_its_seed_alone(monkeypatch):
 
 
 def test_a_model_learns_what_it_is_trained_on():
-    """Delta rules find the sign of a sum within a few steps."""
-    words = "gdn"
-    before = validation_nll(network(words), TASK, 64, torch.float32, 4096)
-    _, model = trained({"steps": 40, "batch": 16}, words)
-    after = validation_nll(model, TASK, 64, torch.float32, 4096)
+    """With so steep weights the newest event decides alone, and a few steps find it."""
+    steep = HeavyTail(5.0, "dense", 24, event_rate=0.5, first_dense=4)
+    before = validation_nll(network("frac", steep), steep, 64, torch.float32, 4096)
+    _, model = trained({"steps": 30, "batch": 16}, steep, "frac")
+    after = validation_nll(model, steep, 64, torch.float32, 4096)
     assert before > 1.5
-    assert after < 0.68  # below the log 2 of a guess between the labels
+    assert after < 0.5  # a guess between the labels costs log 2, 0.69
 
 
 def test_a_loss_that_is_not_finite_ends_training_with_its_samples():
