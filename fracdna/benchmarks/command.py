@@ -1,8 +1,11 @@
 """`fracdna benchmark`: what memories hold and for how long."""
 
+import hashlib
+import json
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,6 +79,7 @@ def benchmark(config: DictConfig) -> int:
             "config": plain,
             **circumstances(device),
             "precision": _precision(config.precision, device),
+            "data_hash": _data_hash(results),
             "positions_trained": sum(run.training_positions for run in results),
             "samples_without_label": unlabelled,
             "runs": [run.about | result | {"folder": run.name} for run, result in results.items()],
@@ -141,6 +145,12 @@ def _tables(
         rows += found
         unlabelled[" ".join(map(str, test.variant.values()))] = missing
     return Tables(rows, summary_rows(rows), difference_rows(results, samples)), unlabelled
+
+
+def _data_hash(results: Results) -> str:
+    """SHA-256 over what is tested: samples are a function of that alone."""
+    tests = sorted({json.dumps([type(r.test).__name__, asdict(r.test)]) for r in results})
+    return hashlib.sha256("\n".join(tests).encode()).hexdigest()
 
 
 def _tell(output: Path, tables: Tables, results: Results) -> int:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
@@ -28,6 +29,8 @@ from fracdna_prep.files import atomic_file
 WRITTEN = (
     "result.json", "table.csv", "summary.csv", "differences.csv", "samples.parquet", "plot.png",
 )  # fmt: skip
+COLUMNS = 2  # panels beside each other
+DASHES = ((7, 2), (4, 2), (2, 1.5), (7, 2, 1.5, 2), (4, 1.5, 1, 1.5))
 
 
 class Tables(NamedTuple):
@@ -81,15 +84,15 @@ def accuracy_figure(tables: Tables, title: str, trained: int, chance: float) -> 
     Bands are the range of the seeds, of a single one the 95 % interval over samples.
     """
     panels = list(dict.fromkeys(row.panel for row in tables.rows))
-    figure = Figure(figsize=(4.6 * len(panels) + 3.4, 4.6), layout="constrained")
+    columns = min(len(panels), COLUMNS) or 1
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.6 * columns + 3.4, 4.0 * lines + 0.6), layout="constrained")
     figure.suptitle(title, fontsize=12)
     drawn: dict[str, Any] = {}
-    plots = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0] if panels else []
-    colours = {
-        name: f"C{number}" for number, name in enumerate(dict.fromkeys(r.name for r in tables.rows))
-    }
+    plots = [figure.add_subplot(lines, columns, place + 1) for place in range(len(panels))]
+    styles = _styles(tables)
     for panel, axes in zip(panels, plots, strict=True):
-        lengths = _draw_panel(axes, panel, tables, colours, drawn)
+        lengths = _draw_panel(axes, panel, tables, styles, drawn)
         axes.axhline(chance, color="0.6", lw=0.9, ls=":")
         axes.axvline(trained, color="0.6", lw=0.9, ls=":")
         axes.set_xscale("log", base=2)
@@ -99,30 +102,43 @@ def accuracy_figure(tables: Tables, title: str, trained: int, chance: float) -> 
         axes.set_title(panel.title, fontsize=10)
         axes.set_xlabel("length")
         axes.grid(alpha=0.25)
+        axes.set_ylabel("accuracy")
         axes.spines[["top", "right"]].set_visible(False)
-    if panels:
-        plots[0].set_ylabel("accuracy")
-        figure.legend(
-            list(drawn.values()), list(drawn), loc="outside center right", frameon=False, fontsize=8
-        )
+    names = [name for name in styles if name in drawn]
+    place = {"loc": "outside center right", "frameon": False, "fontsize": 8}
+    figure.legend([drawn[name] for name in names], names, **place)
     return figure
+
+
+def _styles(tables: Tables) -> dict[str, dict[str, Any]]:
+    """How each name is drawn: networks in colours, oracles dashed in grey."""
+    names = {kind: [r.name for r in tables.rows if r.kind == kind] for kind in (NETWORK, ORACLE)}
+    networks, oracles = (list(dict.fromkeys(names[kind])) for kind in (NETWORK, ORACLE))
+    colours = colormaps["tab10" if len(networks) <= 10 else "tab20"].colors
+    styles = {
+        name: {"color": colours[number % len(colours)], "lw": 1.8, "marker": "o", "ms": 4}
+        for number, name in enumerate(networks)
+    }
+    dashed = {
+        name: {"color": "0.35", "lw": 1.0, "ls": (0, DASHES[number % len(DASHES)])}
+        for number, name in enumerate(oracles)
+    }
+    return styles | dashed
 
 
 def _draw_panel(
     axes: Axes,
     panel: Panel,
     tables: Tables,
-    colours: Mapping[str, str],
+    styles: Mapping[str, Mapping[str, Any]],
     drawn: dict[str, Any],
 ) -> list[int]:
     """Curves of one panel; the lengths that they reach over."""
     for name, curve in _curves(panel, tables).items():
         lengths, values, low, high = zip(*sorted(curve), strict=True)
-        oracle = all(end is None for end in low)
-        style = {"lw": 1.1, "ls": "--"} if oracle else {"lw": 1.8, "marker": "o", "ms": 4}
-        (drawn[name],) = axes.plot(lengths, values, color=colours[name], **style)
-        if not oracle and None not in low:
-            draw_band(axes, lengths, low, high, colours[name])
+        (drawn[name],) = axes.plot(lengths, values, **styles[name])
+        if None not in low:
+            draw_band(axes, lengths, low, high, styles[name]["color"])
     return sorted({row.length for row in tables.rows if row.panel == panel})
 
 
