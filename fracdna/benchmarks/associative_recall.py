@@ -275,7 +275,7 @@ def _rows(
     return {"index": np.array(numbers)} | {k: v.cpu().numpy() for k, v in columns.items()}
 
 
-def labelled(lags: Columns) -> dict[str, float]:
+def accuracy_by_lag(lags: Columns) -> dict[str, float]:
     """Accuracy by lag, each bucket from a power of 2 to below the next."""
     asked = {name: int(v.sum()) for name, v in lags.items() if name.startswith("asked_lag_")}
     return {

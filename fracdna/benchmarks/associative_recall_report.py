@@ -5,13 +5,18 @@ from typing import Any
 
 import torch
 
-from fracdna.benchmarks.associative_recall import AssociativeRecall, Kind, RecallTest, labelled
+from fracdna.benchmarks.associative_recall import (
+    AssociativeRecall,
+    Kind,
+    RecallTest,
+    accuracy_by_lag,
+)
 from fracdna.benchmarks.probe_tables import Row
 from fracdna_prep.errors import InputError
 
 TITLE = "Associative recall: the value of a key that was shown before"
 CHANCE = 0.0
-details = labelled
+details = accuracy_by_lag
 
 
 def variants(options: Mapping[str, Any]) -> list[RecallTest]:

@@ -22,6 +22,7 @@ from fracdna.benchmarks.probe_tables import (
     difference_rows,
     network_rows,
     summary_rows,
+    variant_words,
 )
 from fracdna.benchmarks.small_training import Recipe
 from fracdna.benchmarks.stream_reading import Reading
@@ -74,15 +75,8 @@ def benchmark(config: DictConfig) -> int:
             results |= sweep.run(further_seeds(results, options["seeds"][1:]))
         samples = {run: read_samples(run, sweep.place.folder) for run in results}
         tables, unlabelled = _tables(task, results, samples, device)
-        facts = {
-            "task": options["name"],
-            "config": plain,
-            **circumstances(device),
-            "precision": _precision(config.precision, device),
-            "data_hash": _data_hash(results),
-            "positions_trained": sum(run.training_positions for run in results),
+        facts = _facts(plain, results, device) | {
             "samples_without_label": unlabelled,
-            "runs": [run.about | result | {"folder": run.name} for run, result in results.items()],
             "seconds": time.monotonic() - started,
         }
         write_report(
@@ -143,8 +137,21 @@ def _tables(
     for test in dict.fromkeys(run.test for run in results):
         found, missing = task.references(test, device)
         rows += found
-        unlabelled[" ".join(map(str, test.variant.values()))] = missing
+        unlabelled[variant_words(test)] = missing
     return Tables(rows, summary_rows(rows), difference_rows(results, samples)), unlabelled
+
+
+def _facts(plain: Mapping[str, Any], results: Results, device: torch.device) -> dict[str, Any]:
+    """What result.json tells beside the tables."""
+    return {
+        "task": plain["task"]["name"],
+        "config": dict(plain),
+        **circumstances(device),
+        "precision": _precision(plain["precision"], device),
+        "data_hash": _data_hash(results),
+        "positions_trained": sum(run.training_positions for run in results),
+        "runs": [run.about | result | {"folder": run.name} for run, result in results.items()],
+    }
 
 
 def _data_hash(results: Results) -> str:

@@ -1,15 +1,17 @@
 """The heavy-tailed probe as a benchmark: its variants, oracles, and what is told beside them."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fracdna.benchmarks.heavy_tail import HeavyTail
 from fracdna.benchmarks.heavy_tail_oracles import oracle_kernels, oracle_scores
-from fracdna.benchmarks.heavy_tail_test import MOST_EVENTS, StreamTest
-from fracdna.benchmarks.probe_tables import ORACLE, Columns, Row, accuracy_row
+from fracdna.benchmarks.heavy_tail_test import MOST_EVENTS, Span, StreamTest
+from fracdna.benchmarks.probe_tables import ORACLE, Columns, Row, accuracy_row, variant_words
 from fracdna_prep.errors import InputError
 
 TITLE = "Heavy-tailed probe: the sign of a power-law sum of events"
@@ -58,9 +60,31 @@ def references(test: StreamTest, device: torch.device) -> tuple[list[Row], dict[
     Returns:
         Their rows, and how many scores have no label, by length.
     """
-    kernels = oracle_kernels(test.task, test.lengths)
     found: dict[tuple[str, int], list[np.ndarray]] = {}
-    unlabelled: dict[str, int] = {}
+    unlabelled: Counter[str] = Counter()
+    for span, scores, guesses in _guesses(test, device):
+        clear = scores.abs() >= test.least(span, device)
+        for place, length in enumerate(span.scored):
+            kept = clear[:, place]
+            unlabelled[str(length)] += int((~kept).sum())
+            for name, guess in guesses.items():
+                right = torch.where(guess == 0, 0.5, ((guess > 0) == (scores > 0)).double())
+                columns = torch.stack([right, scores])[:, kept, place]
+                found.setdefault((name, length), []).append(columns.cpu().numpy())
+    rows = []
+    for (name, length), parts in found.items():
+        correct, score = np.concatenate(parts, axis=1)
+        shared = {"kind": ORACLE, "name": name, "variant": variant_words(test)}
+        columns = {"correct": correct, "score": score}
+        rows.append(accuracy_row(shared | {"part": "", "length": length}, columns, details))
+    return rows, dict(unlabelled)
+
+
+def _guesses(
+    test: StreamTest, device: torch.device
+) -> Iterator[tuple[Span, Tensor, dict[str, Tensor]]]:
+    """Streams, several at a time: true scores and those of the oracles, (n, scored) each."""
+    kernels = oracle_kernels(test.task, test.lengths)
     for span in test.spans():
         chosen = [test.lengths.index(t) for t in span.scored]
         of_span = {name: kernel[chosen] for name, kernel in kernels.items()}
@@ -68,19 +92,4 @@ def references(test: StreamTest, device: torch.device) -> tuple[list[Row], dict[
         for first in range(0, test.streams, batch):
             numbers = range(first, min(first + batch, test.streams))
             signs, scores = test.streams_of(span, numbers, device)
-            clear = scores.abs() >= test.least(span, device)
-            for place, length in enumerate(span.scored):
-                missing = int((~clear[:, place]).sum())
-                unlabelled[str(length)] = unlabelled.get(str(length), 0) + missing
-            for name, guess in oracle_scores(signs, of_span, span.scored).items():
-                right = torch.where(guess == 0, 0.5, ((guess > 0) == (scores > 0)).double())
-                for place, length in enumerate(span.scored):
-                    kept = torch.stack([right, scores], -1)[clear[:, place], place]
-                    found.setdefault((name, length), []).append(kept.cpu().numpy())
-    variant = " ".join(f"{name}={value}" for name, value in test.variant.items())
-    rows = []
-    for (name, length), parts in found.items():
-        correct, score = np.concatenate(parts).T
-        shared = {"kind": ORACLE, "name": name, "variant": variant, "part": "", "length": length}
-        rows.append(accuracy_row(shared, {"correct": correct, "score": score}, details))
-    return rows, unlabelled
+            yield span, scores, oracle_scores(signs, of_span, span.scored)

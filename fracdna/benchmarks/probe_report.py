@@ -21,7 +21,7 @@ from fracdna.benchmarks.probe_tables import (
     Panel,
     Row,
     SummaryRow,
-    words_of,
+    variant_words,
 )
 from fracdna.pictures import bases, draw_band, save
 from fracdna_prep.files import atomic_file
@@ -204,7 +204,7 @@ def _write_samples(path: Path, samples: Mapping[Run, pa.Table]) -> None:
         if table.num_rows:
             told = {
                 "network": run.network,
-                "variant": words_of(run),
+                "variant": variant_words(run.test),
                 "learning_rate": run.recipe.rate,
                 "seed": run.recipe.seed,
             }

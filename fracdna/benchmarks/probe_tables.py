@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from fracdna.benchmarks.probe_run import FINE, Run
+from fracdna.benchmarks.probe_run import FINE, ModelTest, Run
 from fracdna.benchmarks.sweep import Results, best_rates, group_of
 from fracdna.evaluation.statistics import interval_95, mean_nll, resampled_nll
 
@@ -81,9 +81,9 @@ class DifferenceRow(NamedTuple):
     high: float | None
 
 
-def words_of(run: Run) -> str:
-    """The variant of a run."""
-    return " ".join(f"{name}={value}" for name, value in run.test.variant.items())
+def variant_words(test: ModelTest) -> str:
+    """What tells a test from the others of its benchmark."""
+    return " ".join(f"{name}={value}" for name, value in test.variant.items())
 
 
 def network_rows(
@@ -106,7 +106,7 @@ def network_rows(
         shared = {
             "kind": NETWORK,
             "name": run.network,
-            "variant": words_of(run),
+            "variant": variant_words(run.test),
             "learning_rate": run.recipe.rate,
             "seed": run.recipe.seed,
             "chosen": best[group_of(run)] == run.recipe.rate,
@@ -157,7 +157,7 @@ def difference_rows(results: Results, samples: Mapping[Run, pa.Table]) -> list[D
     for run, result in results.items():
         if result["status"] == FINE and best[group_of(run)] == run.recipe.rate:
             for part, length, columns in _by_length(samples[run]):
-                by_network = cells.setdefault((words_of(run), part, length), {})
+                by_network = cells.setdefault((variant_words(run.test), part, length), {})
                 by_network.setdefault(run.network, []).append(columns)
     rows = []
     for (variant, part, length), by_network in cells.items():

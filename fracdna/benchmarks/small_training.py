@@ -101,7 +101,7 @@ def train_small(
             clip_grad_norm_(model.parameters(), recipe.clip)
             optimizer.step()
             schedule.step()
-            optimizer.zero_grad(set_to_none=False)
+            optimizer.zero_grad(set_to_none=False)  # a graph adds to the same tensors again
             found.append(loss.detach())
         losses += torch.stack(found).tolist()
         _check(losses, len(found), recipe)
