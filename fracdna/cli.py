@@ -71,6 +71,11 @@ VERBS = {
         "fracdna generate checkpoint=runs/frac/checkpoints/best.ckpt prompt=seeds.fa length=10000 "
         "output=generated.fa",
     ),
+    "benchmark": Verb(
+        "what memories hold and for how long: synthetic tasks that train small models",
+        "fracdna.benchmarks.command:benchmark",
+        "fracdna benchmark task=heavy_tail preset=smoke output=results/heavy_tail",
+    ),
     "report": Verb(
         "one page, with pictures, of training runs and evaluations",
         "fracdna.report.run:report",

@@ -41,13 +41,21 @@ OPTIONAL = {
     "test": "text",
     "max_train": "whole number",
     "jobs": "whole number",
+    "batch_positions": "whole number, or auto",
+    "task.d_model": "whole number",
+    "task.persist": "whole number",
+    "task.capacity": "whole number",
 }
 # options with another default that may be null
-NULLABLE = ("trainer.gradient_clip_val",)
+NULLABLE = ("trainer.gradient_clip_val", "task.persist", "task.capacity", "task.d_model")
 # lists of records: what each has, whole numbers of at least 1
-RECORDS = {"data.stages": ("length", "steps")}
+RECORDS = {
+    "data.stages": ("length", "steps"),
+    "task.training": ("length", "pairs"),
+    "task.tests": ("length", "pairs"),
+}
 # lists that may be empty although their default is not
-EMPTIABLE = ("lengths",)
+EMPTIABLE = ("lengths", "task.lengths", "task.tests")
 # lowest and highest value, of lists each value
 RANGES = {
     "steps": (1, math.inf),
@@ -79,6 +87,35 @@ RANGES = {
     "segment": (1, math.inf),
     "flank": (0, math.inf),
     "devices": (1, 1024),
+    "jobs": (1, 1024),
+    "batch_positions": (1, math.inf),
+    "task.learning_rates": (0, math.inf),
+    "task.seeds": (0, 2**32 - 1),
+    "task.d_model": (1, math.inf),
+    "task.length": (1, math.inf),
+    "task.steps": (1, math.inf),
+    "task.batch": (1, math.inf),
+    "task.validation": (1, math.inf),
+    "task.streams": (1, math.inf),
+    "task.lengths": (1, math.inf),
+    "task.gammas": (0, math.inf),
+    "task.event_rate": (0, 1),
+    "task.event_count": (1, math.inf),
+    "task.min_margin": (0, math.inf),
+    "task.first_dense": (1, math.inf),
+    "task.weight_decay": (0, math.inf),
+    "task.warmup": (0, 1),
+    "task.final": (0, 1),
+    "task.clip": (0, math.inf),
+    "task.growing_limit": (1, math.inf),
+    "task.vocabulary_rows": (8, math.inf),
+    "task.examples_per_kind": (1, math.inf),
+    "task.passes": (1, math.inf),
+    "task.powers": (0, math.inf),
+    "task.epochs": (1, math.inf),
+    "task.sequences": (1, math.inf),
+    "task.persist": (1, math.inf),
+    "task.capacity": (4, math.inf),
 }
 # of several kinds: the first are left to Lightning, the others are checked where they are used
 FREE = (

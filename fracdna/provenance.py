@@ -1,12 +1,17 @@
 """What results keep of the model and the genome they come from, and weights of their training."""
 
+import contextlib
+import platform
+import subprocess
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fracdna import __version__
+from fracdna.devices import describe_device
 from fracdna.evaluation.likelihood import perplexity
 from fracdna.model.checkpoint import model_hash, read_checkpoint
 from fracdna.model.heads import LanguageModel
@@ -82,3 +87,39 @@ def _validation(name: str, content: Mapping[str, Any]) -> dict[str, float]:
             nll = float(score)
             return {"validation_nll_nats": nll, "validation_perplexity": perplexity(nll)}
     return {}
+
+
+def circumstances(device: torch.device) -> dict[str, Any]:
+    """Versions, device, and the commit of the code where it is a checkout, for results."""
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": _version("triton"),
+        "device": describe_device(device),
+    } | _commit(Path(__file__).parents[1])
+
+
+def _version(package: str) -> str | None:
+    """Of an installed distribution."""
+    with contextlib.suppress(PackageNotFoundError):
+        return version(package)
+    return None
+
+
+def _commit(checkout: Path) -> dict[str, Any]:
+    """The commit of a checkout and whether files were changed since; nothing where git tells none.
+
+    A folder above that happens to be a checkout of something else says nothing about the code.
+    """
+    told = {"commit": None, "changed_since": None}
+    if not (checkout / ".git").exists():
+        return told
+    for name, words in (("commit", ["rev-parse", "HEAD"]), ("changed_since", ["status", "-s"])):
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            done = subprocess.run(
+                ["git", "-C", checkout, *words], capture_output=True, text=True, check=True
+            )
+            told[name] = done.stdout.strip() if name == "commit" else bool(done.stdout.strip())
+    return told
