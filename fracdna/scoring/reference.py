@@ -42,8 +42,14 @@ class ReferenceCheck:
 
     @property
     def is_another_genome(self) -> bool:
-        """Whether so much differs that the file as a whole must be wrong."""
-        return self.mismatches >= _MANY and self.mismatches > _SHARE * self.checked
+        """Whether so much differs or lies outside that the file as a whole must be wrong."""
+        wrong = self.mismatches + self.outside
+        return wrong >= _MANY and wrong > _SHARE * (self.checked + self.outside)
+
+    @property
+    def outside(self) -> int:
+        """Records whose REF is not inside its contig."""
+        return sum(problem == "outside" for problem in self.problems.values())
 
     @property
     def shift(self) -> int | None:
@@ -55,16 +61,22 @@ class ReferenceCheck:
 
     def describe(self) -> str:
         """The figures in one line, and what they look like where anything is wrong."""
+        return f"{self._compared()}{self._beyond()}{self._looks()}"
+
+    def _compared(self) -> str:
         if not self.checked:
             return "no REF allele could be compared with the genome"
-        at = {offset: self._share(offset) for offset in OFFSETS}
         if not self.mismatches:
             return f"all {self.checked:,} REF alleles match the genome"
+        at = {offset: self._share(offset) for offset in OFFSETS}
         return (
             f"of {counted(self.checked, 'REF allele')}, {self.mismatches:,} differ from the "
             f"genome: {at[0]} match at POS, {at[-1]} at POS - 1, {at[1]} at POS + 1"
-            f"{self._looks()}"
         )
+
+    def _beyond(self) -> str:
+        outside = counted(self.outside, "record")
+        return f"; {outside} outside the contig" if self.outside else ""
 
     def _looks(self) -> str:
         if self.shift is not None:

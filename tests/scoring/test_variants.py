@@ -137,6 +137,18 @@ def test_another_assembly_is_no_shift(store, letters):
     assert "another assembly" in check.describe()
 
 
+@pytest.mark.parametrize("inside", [0, 50])
+def test_positions_of_another_assembly_are_told(inside, store, letters):
+    """Records behind the end of their contig count as those that differ, however many match."""
+    beyond = [Record("chr1", 10**6 + place, ".", "A", ("C",)) for place in range(10)]
+    check = check_reference(shifted(letters, 0, inside) + beyond, {"chr1": "chr1"}, store)
+    assert (check.checked, check.mismatches, check.outside) == (inside, 0, 10)
+    assert check.is_another_genome
+    assert "; 10 records outside the contig; neither looks right" in check.describe()
+    nine = check_reference(beyond[:9], {"chr1": "chr1"}, store)
+    assert not nine.is_another_genome
+
+
 def test_a_few_wrong_rows_are_no_wrong_file(store, letters):
     """Nine of a hundred, or all of a handful: reported row by row."""
     right = shifted(letters, 0, 91)
