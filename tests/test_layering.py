@@ -30,7 +30,7 @@ def modules_after(code: str) -> set[str]:
     """First parts of the modules that a fresh interpreter holds after running the code."""
     script = f"{code}\nimport json, sys\nprint(json.dumps(list(sys.modules)), file=sys.stderr)"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300
     )
     return {name.split(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
 
