@@ -29,8 +29,9 @@ def written(weights, tmp_path, monkeypatch):
     """Run an example; the folder that it writes into."""
 
     def run(name):
-        if name == "embed_regions":
+        if name != "score_variants":
             pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+        monkeypatch.syspath_prepend(FOLDER)  # as where a script is started by its name
         words = [tmp_path / "out", "--model", weights, "--count", COUNT]
         monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
         runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
@@ -61,6 +62,20 @@ def test_windows_have_the_class_that_their_bases_say(written):
     assert len({row["start"] for row in rows}) == 2 * COUNT
     assert len({row["first"] for row in rows}) == 2 * COUNT
     assert abs(sum(float(row["first"]) for row in rows)) < 1e-3
+
+
+def test_a_probe_of_windows_compares_models_on_the_same_windows(written):
+    """The classes are made from composition, so that counts of letters tell them apart."""
+    folder = written("probe_regions")
+    rows = read(folder / "windows.csv")
+    models = {row["model"] for row in rows}
+    assert models > {"GC and length", "k-mers", "network", "network, untrained"}
+    windows = {(row["region"], row["label"]) for row in rows}
+    assert {label for _, label in windows} == {"CpG-rich", "other"}
+    assert len(rows) == len(models) * len(windows)
+    sure = [float(row["right_mean"]) for row in rows if row["model"] == "k-mers"]
+    assert sum(sure) / len(sure) > 0.5
+    assert {row["model"] for row in read(folder / "probe" / "table.csv")} == models
 
 
 def test_the_strongest_variants_come_first_in_each_kind(written):

@@ -7,7 +7,7 @@ sequence itself: windows of 512 bases are CpG-rich where at least 55 % are C or 
 least 0.65 times as often as chance would have it, as in many promoters; the others are spread
 evenly over what is left. So what parts the classes is composition as far as the picture shows: for
 promoters give regions of your own. OUTPUT gets components.csv (a row a window) and components.png.
-The pretrained FRAC reads 2 x 40 windows on both strands in a minute on one CPU core.
+The pretrained FRAC reads 2 x 40 windows on both strands in about a minute of one CPU core.
 """
 
 import argparse
@@ -32,6 +32,20 @@ def is_cpg_rich(bases: str) -> bool:
     return c + g >= 0.55 * len(bases) and bases.count("CG") * len(bases) >= 0.65 * c * g
 
 
+def choose_windows(count: int) -> list[tuple[str, int, str]]:
+    """Class, start and bases of so many windows of each class, spread evenly over the file."""
+    with gzip.open(example_files().fasta, "rt") as fasta:
+        text = "".join(line.strip() for line in fasta if not line.startswith(">")).upper()
+    classes: dict[str, list[int]] = {"CpG-rich": [], "other": []}
+    for start in range(0, len(text) - WIDTH, WIDTH):
+        classes["CpG-rich" if is_cpg_rich(text[start : start + WIDTH]) else "other"].append(start)
+    return [
+        (name, starts[place], text[starts[place] : starts[place] + WIDTH])
+        for name, starts in classes.items()
+        for place in np.linspace(0, len(starts) - 1, count).astype(int)
+    ]
+
+
 def main() -> None:
     """Windows by class, their vectors, two components of these, a table and a picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -39,30 +53,21 @@ def main() -> None:
     parser.add_argument("--model", default=WEIGHTS, help="weights or a checkpoint")
     parser.add_argument("--count", type=int, default=40, help="windows of each class")
     given = parser.parse_args()
-    with gzip.open(example_files().fasta, "rt") as fasta:
-        text = "".join(line.strip() for line in fasta if not line.startswith(">")).upper()
-    classes: dict[str, list[int]] = {"CpG-rich": [], "other": []}
-    for start in range(0, len(text) - WIDTH, WIDTH):
-        classes["CpG-rich" if is_cpg_rich(text[start : start + WIDTH]) else "other"].append(start)
-    chosen = [
-        (name, starts[place])
-        for name, starts in classes.items()
-        for place in np.linspace(0, len(starts) - 1, given.count).astype(int)
-    ]
-    sequences = [text[start : start + WIDTH] for _, start in chosen]
+    windows = choose_windows(given.count)
+    sequences = [bases for _, _, bases in windows]
     vectors = fracdna.embed(given.model, sequences, strand="average", progress=True)
     analysis = PCA(2)
     points = analysis.fit_transform(vectors)
     shares = [f"{share:.0%} of the variance" for share in analysis.explained_variance_ratio_]
     given.output.mkdir(parents=True, exist_ok=True)
     with (given.output / "components.csv").open("w", newline="") as file:
-        rows = [(name, start, *point) for (name, start), point in zip(chosen, points, strict=True)]
+        rows = [(*window[:2], *point) for window, point in zip(windows, points, strict=True)]
         csv.writer(file).writerows([("class", "start", "first", "second"), *rows])
     figure, axes = pictures.new_axes(
         f"first component, {shares[0]}", f"second component, {shares[1]}", "Windows of 512 bases"
     )
-    for name in classes:
-        mine = points[[name == other for other, _ in chosen]]
+    for name in dict.fromkeys(name for name, _, _ in windows):
+        mine = points[[name == other for other, _, _ in windows]]
         axes.scatter(*mine.T, s=18, alpha=0.8, label=name)
     axes.legend(frameon=False)
     pictures.save(figure, given.output / "components.png")

@@ -5,7 +5,7 @@
 The bundled VCF holds 300 variants that were made from the sequence by chance, nobody's genotype.
 The score is log p(ALT window) - log p(REF window), mean of both strands: below 0 the model finds
 ALT less probable than REF. Windows are short here (docs/scoring.md says what the defaults are), so
-that the pretrained FRAC scores every fifth variant in under a minute on one CPU core. OUTPUT gets
+that the pretrained FRAC scores every fifth variant in about a minute of one CPU core. OUTPUT gets
 scored.vcf and scores.parquet as `fracdna score` writes them, strongest.csv and scores.png. The
 windows of an indel end at different places, so that SNVs and indels are ranked apart.
 """
@@ -58,7 +58,7 @@ def main() -> None:
             table.writerows(sorted(rows, key=lambda row: -abs(row["score"]))[:STRONGEST])
     print((output / "strongest.csv").read_text())
     figure, axes = pictures.new_axes(
-        "score in nats, below 0: ALT is less probable", "variants", f"{len(some)} made variants"
+        "score in nats, below 0: ALT is less probable", "ALT alleles", f"{len(some)} made variants"
     )
     scores = [[row["score"] for row in rows] for rows in kinds.values()]
     axes.hist(scores, bins=20, stacked=True, label=list(kinds))
