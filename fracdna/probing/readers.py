@@ -3,6 +3,7 @@
 No reader guesses: what a folder or file is follows from names that are written in docs/probing.md.
 """
 
+import contextlib
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -191,10 +192,19 @@ def _table_rows(path: Path, columns: Columns, split: str | None) -> Iterator[Row
         yield Row(place, fields[columns.label].strip(), split, fields[columns.sequence].strip())
 
 
+@contextlib.contextmanager
+def _long_fields() -> Iterator[None]:
+    """Sequences may be longer than csv allows; its limit is of the process, and is put back."""
+    before = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
 def _records(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Line numbers and fields by column of a table with a header, plain or gzip."""
-    csv.field_size_limit(_LONGEST_FIELD)
-    with open_unpacked(path) as raw, reading_refusals(path):
+    with _long_fields(), open_unpacked(path) as raw, reading_refusals(path):
         file = io.TextIOWrapper(raw, encoding="utf-8", errors="replace", newline="")
         header = file.readline()
         reader = csv.reader(file, delimiter="\t" if "\t" in header else ",")

@@ -175,6 +175,7 @@ def test_rows_of_a_test_are_those_of_each_sequence_alone():
         read(model)
 
 
+@pytest.mark.slow
 def test_smoke(tmp_path):
     """The preset as it is: accuracies by length, and by lag, whose counts add up."""
     words = ["task=associative_recall", "preset=smoke", "progress=false", f"output={tmp_path}"]

@@ -182,6 +182,7 @@ def test_a_loss_that_is_not_finite_ends_training_with_its_samples():
         trained({"rate": 1e38})
 
 
+@pytest.mark.slow
 def test_smoke(tmp_path):
     """The preset as it is: all files, whole, with what the picture and any statistic need."""
     output = tmp_path / "smoke"

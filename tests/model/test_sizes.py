@@ -80,9 +80,10 @@ def count(model):
     return sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [size for size in SIZES if size.startswith("dna_")])
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_every_mixer_has_a_row_in_every_size(mixer, size):
+def test_every_mixer_has_a_row_in_every_size_of_dna(mixer, size):
+    """Synthetic tasks have rows of the mixers that they compare."""
     assert (configs_folder() / "size" / size / f"{mixer}.yaml").is_file()
 
 

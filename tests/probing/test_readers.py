@@ -1,5 +1,6 @@
 """Every layout of labelled sets, and what is refused."""
 
+import csv
 import gzip
 
 import pytest
@@ -161,3 +162,13 @@ def test_real_sets(shared_data):
     assert counts == [20843, 6948]
     with pytest.raises(InputError, match="no train file"):
         read_set(str(shared_data / "tasks_GUE" / "mouse_1"), COLUMNS)
+
+
+def test_the_limit_of_fields_is_put_back(tmp_path):
+    """It is of the whole process: another table with a field that is too long is still refused."""
+    before = csv.field_size_limit()
+    path = tmp_path / "set.csv"
+    path.write_text(f"sequence,label,split\n{'ACGT' * 50_000},1,train\n")
+    rows = list(read_set(str(path), Columns()).rows)
+    assert len(rows[0].sequence) == 200_000
+    assert csv.field_size_limit() == before
